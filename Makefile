@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint types test test-slow demo constraints clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+setup: $(VENV)/installed ## Create .venv with everything the project needs
+
+lint: setup
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+
+types: setup
+	$(BIN)/mypy
+
+test: lint types ## Lint, type-check and run every test that is not slow
+	$(BIN)/python -m pytest
+
+test-slow: setup ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+demo: setup ## Show the models of the paper, counted here and as printed there
+	$(BIN)/sot models
+
+constraints: setup ## Record the exact versions of this .venv for everyone
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+	touch $(VENV)/installed
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist

@@ -1,0 +1,8 @@
+"""Second-order transformers: classify from the class token and the word tokens."""
+
+from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
+from sot.core.normalizers import NORMS
+from sot.models.vision import SecondOrderTransformer
+
+__version__ = "0.1.0"
+__all__ = ["NORMS", "POOLS", "Fusion", "HeadConfig", "SecondOrderHead", "SecondOrderTransformer"]

@@ -1,0 +1,244 @@
+"""The classification head: class token and pooled word tokens, fused (section 3.2 of the paper)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sot.core.normalize import check_exponent, check_positive
+from sot.core.normalizers import NORMS
+from sot.core.pooling import (
+    AttentionPool,
+    AveragePool,
+    CovariancePool,
+    CrossCovariancePool,
+    EfficientProbing,
+    MaxPool,
+    Pool,
+)
+
+
+class Fusion(str, Enum):
+    """How the class token and the pooled words make one prediction; the values are the paper's names."""
+
+    SUM = "sum"  # FC(z₀) + FC(pool(Z))
+    CONCAT = "concat"  # FC([z₀, pool(Z)])
+    AGGR_ALL = "aggr_all"  # FC(pool([z₀, Z]))
+    LATE = "late"  # softmax(FC(z₀)) + softmax(FC(pool(Z)))
+    CLASS = "class"  # FC(z₀): the conventional head
+    WORD = "word"  # FC(pool(Z)): for models without a class token
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Everything that defines a head but the width of its tokens and the number of classes.
+
+    `norm` and `num_iterations` of None are the pooling's own default (`svpn_fast` with 1 iteration for `mgcrp`, `isqrt`
+    with 5 for `gcp`). `representation_size` chooses `left_dim = right_dim` (or `reduced_dim`) so that the pooled
+    vector comes as close to it as it can. `class_width` widens the class token of the `class` fusion first.
+    """
+
+    pool: str = "mgcrp"
+    fusion: str = "sum"
+    heads: int = 6
+    left_dim: int = 14
+    right_dim: int = 14
+    norm: str | None = None
+    exponent: float = 0.5
+    num_values: int = 1
+    num_iterations: int | None = None
+    center: bool = False
+    reduced_dim: int = 48
+    num_queries: int | None = None
+    representation_size: int | None = None
+    class_width: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fusion", _choice("fusion", self.fusion, [f.value for f in Fusion]))
+        _choice("pool", self.pool, list(POOLS))
+        if self.norm is not None:
+            _choice("norm", self.norm, list(NORMS))
+        check_exponent(self.exponent)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        names = ("heads", "left_dim", "right_dim", "num_values", "reduced_dim")
+        check_positive(**{name: getattr(self, name) for name in names})
+        for name in ("num_iterations", "num_queries", "representation_size", "class_width"):
+            if getattr(self, name) is not None:
+                check_positive(**{name: getattr(self, name)})
+        if self.class_width is not None and self.fusion != Fusion.CLASS.value:
+            raise ValueError(f"class_width widens the class fusion only, got it with fusion {self.fusion!r}")
+        if self.representation_size is not None:
+            self._choose_dims(self.representation_size)
+
+    def _choose_dims(self, size: int) -> None:
+        if self.pool == "mgcrp":
+            if size < self.heads:
+                raise ValueError(f"representation_size must be at least heads = {self.heads}, got {size}")
+            side = round(math.sqrt(size / self.heads))
+            object.__setattr__(self, "left_dim", side)
+            object.__setattr__(self, "right_dim", side)
+        elif self.pool == "gcp":
+            object.__setattr__(self, "reduced_dim", round((math.sqrt(8 * size + 1) - 1) / 2))
+        else:
+            raise ValueError(f"representation_size chooses the size of mgcrp and gcp only, got pool {self.pool!r}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dictionary that `from_dict` and JSON take back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> HeadConfig:
+        """The inverse of `to_dict`; missing fields have their defaults, unknown ones are refused."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in values if name not in known]
+        if unknown:
+            raise ValueError(f"unknown head setting {', '.join(map(repr, unknown))}; accepted: {', '.join(known)}")
+        return cls(**values)
+
+
+def _choice(what: str, value: Any, accepted: list[str]) -> str:
+    name = value.value if isinstance(value, Enum) else value
+    if name not in accepted:
+        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(accepted)}")
+    return str(name)
+
+
+def _second_order(config: HeadConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = {"exponent": config.exponent, "num_values": config.num_values}
+    settings |= {"num_iterations": config.num_iterations, "center": config.center}
+    return settings if config.norm is None else settings | {"norm": config.norm}
+
+
+POOLS: dict[str, Callable[[int, HeadConfig], Pool]] = {
+    "mgcrp": lambda dim, c: CrossCovariancePool(dim, c.heads, c.left_dim, c.right_dim, **_second_order(c)),
+    "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_second_order(c)),
+    "gap": lambda dim, c: AveragePool(dim),
+    "max": lambda dim, c: MaxPool(dim),
+    "attn": lambda dim, c: AttentionPool(dim, num_heads=math.gcd(dim, 8)),
+    "ep": lambda dim, c: EfficientProbing(dim, c.num_queries),
+}
+
+
+class SecondOrderHead(nn.Module):
+    """Class token `(batch, dim)` and word tokens `(batch, tokens, dim)` to logits `(batch, num_classes)`.
+
+    With `num_classes` 0, or `pre_logits=True`, the output is the representation that the linear layers read,
+    `num_features` wide: the class token first, then the pooled words. A part the fusion does not use may be None.
+    """
+
+    def __init__(self, dim: int, num_classes: int, config: HeadConfig | None = None) -> None:
+        super().__init__()
+        check_positive(dim=dim)
+        self.config = HeadConfig() if config is None else config
+        self.dim = dim
+        self.fusion = self.config.fusion
+        self.pool = None if self.fusion == "class" else POOLS[self.config.pool](dim, self.config)
+        self.word_features = 0 if self.pool is None else self.pool.out_features
+        self.widen: nn.Module = nn.Identity()
+        self.class_features = 0 if self.fusion in ("word", "aggr_all") else self.config.class_width or dim
+        if self.config.class_width is not None:
+            self.widen = nn.Linear(dim, self.config.class_width)
+        self.num_features = self.class_features + self.word_features
+        self.dropout = nn.Dropout(self.config.dropout)
+        self.reset(num_classes)
+        self.apply(_init_linear)
+
+    def reset(self, num_classes: int) -> None:
+        """Replace the linear layers by new ones for `num_classes`, on the device and in the type of the old."""
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 0:
+            raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
+        old = next(self.parameters(), torch.empty(0))
+        self.num_classes = num_classes
+        self.class_linear: nn.Module = nn.Identity()
+        self.word_linear: nn.Module = nn.Identity()
+        if num_classes > 0 and self.fusion in ("sum", "late", "class"):
+            self.class_linear = nn.Linear(self.class_features, num_classes).to(old)
+        if num_classes > 0 and self.fusion != "class":
+            features = self.num_features if self.fusion == "concat" else self.word_features
+            self.word_linear = nn.Linear(features, num_classes).to(old)
+        _init_linear(self.class_linear)
+        _init_linear(self.word_linear)
+
+    def forward(
+        self,
+        class_token: Tensor | None,
+        word_tokens: Tensor | None,
+        mask: Tensor | None = None,
+        pre_logits: bool = False,
+    ) -> Tensor:
+        class_part, word_part = self.represent(class_token, word_tokens, mask)
+        if pre_logits or self.num_classes == 0:
+            return torch.cat([class_part, word_part], dim=1)
+        return self.merge(self.branches(class_part, word_part))
+
+    def represent(
+        self, class_token: Tensor | None, word_tokens: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`(batch, class_features)` and `(batch, word_features)`: what the linear layers read, either may be 0 wide."""
+        if not torch.jit.is_scripting():
+            self._check(class_token, word_tokens)
+        if self.pool is None:
+            assert class_token is not None
+            return self.widen(class_token), class_token[:, :0]
+        assert word_tokens is not None
+        if self.fusion == "aggr_all":
+            assert class_token is not None
+            word_tokens = torch.cat([class_token.unsqueeze(1), word_tokens], dim=1)
+            if mask is not None:
+                mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
+        word_part = self.dropout(self.pool(word_tokens, mask))
+        if self.class_features == 0:
+            return word_part[:, :0], word_part
+        assert class_token is not None
+        return class_token, word_part
+
+    def branches(self, class_part: Tensor, word_part: Tensor) -> list[Tensor]:
+        """Logits of each classifier: two for late fusion, one for the others."""
+        if self.fusion == "late":
+            return [self.class_linear(class_part), self.word_linear(word_part)]
+        if self.fusion == "sum":
+            return [self.class_linear(class_part) + self.word_linear(word_part)]
+        if self.fusion == "class":
+            return [self.class_linear(class_part)]
+        return [self.word_linear(torch.cat([class_part, word_part], dim=1))]
+
+    def merge(self, branches: list[Tensor]) -> Tensor:
+        """The logits themselves, or for two branches the log of their mean probability, so that softmax is right."""
+        if len(branches) == 1:
+            return branches[0]
+        log_probabilities = torch.stack([branch.log_softmax(-1) for branch in branches])
+        return log_probabilities.logsumexp(0) - math.log(len(branches))
+
+    def loss(self, branches: list[Tensor], target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Sum of the cross-entropies of the branches; `target` holds class indices or probabilities."""
+        losses = [F.cross_entropy(branch, target, label_smoothing=label_smoothing) for branch in branches]
+        return torch.stack(losses).sum()
+
+    def _check(self, class_token: Tensor | None, word_tokens: Tensor | None) -> None:
+        if self.fusion != "word":
+            if class_token is None:
+                raise ValueError(f"fusion {self.fusion!r} needs a class token, got None; without one use 'word'")
+            if class_token.ndim != 2 or class_token.shape[1] != self.dim:
+                raise ValueError(f"class token must have shape (batch, {self.dim}), got {tuple(class_token.shape)}")
+        if self.fusion != "class" and word_tokens is None:
+            raise ValueError(f"fusion {self.fusion!r} needs word tokens, got None; without them use 'class'")
+        if class_token is not None and word_tokens is not None and class_token.shape[0] != word_tokens.shape[0]:
+            batches = f"{class_token.shape[0]} and {word_tokens.shape[0]}"
+            raise ValueError(f"class token and word tokens must have the same batch size, got {batches}")
+
+
+def _init_linear(module: nn.Module) -> None:
+    """The paper's initialisation: truncated normal of std 0.02, no bias."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

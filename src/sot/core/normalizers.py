@@ -1,0 +1,142 @@
+"""The normalisations as modules over `(..., left_dim, right_dim)`, under the paper's short names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sot.core.normalize import (
+    check_exponent,
+    check_positive,
+    element_power_norm,
+    fast_singular_value_power_norm,
+    matrix_power_norm,
+    matrix_square_root,
+    singular_value_power_norm,
+)
+
+
+class SingularValuePowerNorm(nn.Module):
+    """Exact svPN; see `singular_value_power_norm`."""
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        super().__init__()
+        check_exponent(exponent)
+        self.exponent = exponent
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return singular_value_power_norm(matrix, self.exponent)
+
+
+class FastSingularValuePowerNorm(nn.Module):
+    """Approximate svPN, one learned start vector for all samples and heads; see `fast_singular_value_power_norm`."""
+
+    def __init__(self, right_dim: int, exponent: float = 0.5, num_values: int = 1, num_iterations: int = 1) -> None:
+        super().__init__()
+        check_exponent(exponent)
+        check_positive(right_dim=right_dim, num_values=num_values, num_iterations=num_iterations)
+        self.exponent = exponent
+        self.num_values = num_values
+        self.num_iterations = num_iterations
+        self.start = nn.Parameter(torch.randn(right_dim))
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return fast_singular_value_power_norm(matrix, self.start, self.exponent, self.num_values, self.num_iterations)
+
+
+class MatrixPowerNorm(nn.Module):
+    """Exact power of a covariance; see `matrix_power_norm`."""
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        super().__init__()
+        check_exponent(exponent)
+        self.exponent = exponent
+
+    def forward(self, spd: Tensor) -> Tensor:
+        return matrix_power_norm(spd, self.exponent)
+
+
+class MatrixSquareRoot(nn.Module):
+    """Newton-Schulz square root of a covariance; see `matrix_square_root`."""
+
+    def __init__(self, num_iterations: int = 5) -> None:
+        super().__init__()
+        check_positive(num_iterations=num_iterations)
+        self.num_iterations = num_iterations
+
+    def forward(self, spd: Tensor) -> Tensor:
+        return matrix_square_root(spd, self.num_iterations)
+
+
+class ElementPowerNorm(nn.Module):
+    """Signed power of each element, then unit length; see `element_power_norm`."""
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        super().__init__()
+        check_exponent(exponent)
+        self.exponent = exponent
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return element_power_norm(matrix, self.exponent)
+
+
+class RowLayerNorm(nn.LayerNorm):
+    """LayerNorm of each row, as the paper's LN; keeps the type of the matrix whatever the type of its parameters."""
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        weight, bias = self.weight.to(matrix.dtype), self.bias.to(matrix.dtype)
+        return F.layer_norm(matrix, self.normalized_shape, weight, bias, self.eps)
+
+
+class LearnedScale(nn.Module):
+    """One learned positive factor `1/τ`, kept positive as an exponential; starts at `right_dim ** -0.5`."""
+
+    def __init__(self, right_dim: int) -> None:
+        super().__init__()
+        check_positive(right_dim=right_dim)
+        self.log_scale = nn.Parameter(torch.tensor(float(right_dim)).pow(-0.5).log())
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return matrix * self.log_scale.to(matrix.dtype).exp()
+
+
+@dataclass(frozen=True)
+class NormSettings:
+    """What a normalisation may need to know; `num_iterations` of None is the method's own default."""
+
+    left_dim: int
+    right_dim: int
+    exponent: float = 0.5
+    num_values: int = 1
+    num_iterations: int | None = None
+
+
+NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
+    "svpn": lambda s: SingularValuePowerNorm(s.exponent),
+    "svpn_fast": lambda s: FastSingularValuePowerNorm(
+        s.right_dim, s.exponent, s.num_values, 1 if s.num_iterations is None else s.num_iterations
+    ),
+    "mpn": lambda s: MatrixPowerNorm(s.exponent),
+    "isqrt": lambda s: MatrixSquareRoot(5 if s.num_iterations is None else s.num_iterations),
+    "epn": lambda s: ElementPowerNorm(s.exponent),
+    "ln": lambda s: RowLayerNorm(s.right_dim),
+    "scale": lambda s: LearnedScale(s.right_dim),
+    "none": lambda s: nn.Identity(),
+}
+SYMMETRIC_ONLY = frozenset({"mpn", "isqrt"})  # defined for covariances, not for cross-covariances
+
+
+def build_norm(name: str, settings: NormSettings) -> nn.Module:
+    """The normalisation registered under `name` for matrices `(left_dim, right_dim)`."""
+    if name not in NORMS:
+        raise ValueError(f"unknown norm {name!r}; accepted: {', '.join(NORMS)}")
+    check_positive(left_dim=settings.left_dim, right_dim=settings.right_dim, num_values=settings.num_values)
+    check_exponent(settings.exponent)
+    smaller = min(settings.left_dim, settings.right_dim)
+    if settings.num_values > smaller:
+        raise ValueError(f"num_values must be at most min(left_dim, right_dim) = {smaller}, got {settings.num_values}")
+    return NORMS[name](settings)

@@ -1,0 +1,233 @@
+"""Poolings `(tokens, mask) -> vector`: section 3.2 of the paper, and the baselines people pick today.
+
+`tokens` is `(batch, tokens, dim)`; `mask` is `(batch, tokens)`, True (or 1) for the tokens to keep. What is masked
+never reaches the result, not even a NaN. A sample with nothing left to pool gives a finite vector.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sot.core.normalize import at_least_float32, autocast_off, check_positive
+from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, NormSettings, build_norm
+
+
+def check_tokens(tokens: Tensor, mask: Tensor | None, dim: int) -> None:
+    """Raise ValueError unless tokens are `(batch, >= 1, dim)` and the mask fits them."""
+    if tokens.ndim != 3 or tokens.shape[1] < 1 or tokens.shape[2] != dim:
+        raise ValueError(f"word tokens must have shape (batch, tokens >= 1, {dim}), got {tuple(tokens.shape)}")
+    if mask is None:
+        return
+    if mask.shape != tokens.shape[:2]:
+        raise ValueError(f"mask must have shape {tuple(tokens.shape[:2])} as the word tokens, got {tuple(mask.shape)}")
+    if mask.is_floating_point() or mask.is_complex():
+        raise ValueError(f"mask must be boolean or integer, True or 1 to keep, got {mask.dtype}")
+
+
+def keep(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Tokens with the masked ones set to zero, and how many are kept per sample, `(batch, 1)` float32, at least 1."""
+    if mask is None:
+        return tokens, torch.ones(tokens.shape[:2], device=tokens.device).sum(1, keepdim=True)
+    kept = mask != 0
+    count = kept.float().sum(1, keepdim=True).clamp_min(1)
+    return tokens.masked_fill(~kept.unsqueeze(-1), 0), count
+
+
+class Pool(nn.Module):
+    """Base: checks its input, then `pool`. `dim` is the width of a token, `out_features` that of the result."""
+
+    def __init__(self, dim: int, out_features: int) -> None:
+        super().__init__()
+        check_positive(dim=dim)
+        self.dim = dim
+        self.out_features = out_features
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        if not torch.jit.is_scripting():
+            check_tokens(tokens, mask, self.dim)
+        return self.pool(tokens, mask)
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class AveragePool(Pool):
+    """Mean of the kept tokens (GAP)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens, count = keep(tokens, mask)
+        return (at_least_float32(tokens).sum(1) / count).to(tokens.dtype)
+
+
+class MaxPool(Pool):
+    """Largest value of each channel among the kept tokens; zero where none is kept."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, dim)
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return tokens.amax(1)
+        kept = (mask != 0).unsqueeze(-1)
+        largest = tokens.masked_fill(~kept, -float("inf")).amax(1)
+        return torch.where(kept.any(1), largest, torch.zeros_like(largest))
+
+
+def covariance(left: Tensor, right: Tensor, count: Tensor, mask: Tensor | None, center: bool) -> Tensor:
+    """`XᵀY / count` in at least float32: `(batch, tokens, heads, m), (…, n) -> (batch, heads, m, n)`.
+
+    Masked rows of X and Y have to be zero; `center` subtracts the mean of each channel over the kept tokens first.
+    """
+    left, right = at_least_float32(left), at_least_float32(right)
+    per_sample = count.to(left.dtype)[:, :, None, None]  # (batch, 1, 1, 1)
+    if center:
+        left = left - left.sum(1, keepdim=True) / per_sample
+        right_mean = right.sum(1, keepdim=True) / per_sample
+        if mask is not None:  # padding keeps y = 0, so that its x does not matter
+            right_mean = right_mean * mask.to(right.dtype)[:, :, None, None]
+        right = right - right_mean
+    # (batch, heads, m, tokens) @ (batch, heads, tokens, n)
+    return left.permute(0, 2, 3, 1) @ right.permute(0, 2, 1, 3) / per_sample
+
+
+class CrossCovariancePool(Pool):
+    """Multi-headed global cross-covariance pooling (MGCrP): `[norm(Wᵢ Z Zᵀ Rᵢᵀ / q)]` over the heads, flattened."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int = 6,
+        left_dim: int = 14,
+        right_dim: int = 14,
+        norm: str = "svpn_fast",
+        exponent: float = 0.5,
+        num_values: int = 1,
+        num_iterations: int | None = 1,
+        center: bool = False,
+    ) -> None:
+        check_positive(heads=heads, left_dim=left_dim, right_dim=right_dim)
+        super().__init__(dim, heads * left_dim * right_dim)
+        if norm in SYMMETRIC_ONLY:
+            accepted = ", ".join(name for name in NORMS if name not in SYMMETRIC_ONLY)
+            raise ValueError(f"norm {norm!r} needs a covariance, a cross-covariance accepts: {accepted}")
+        self.heads, self.left_dim, self.right_dim, self.center = heads, left_dim, right_dim, center
+        self.projection = nn.Linear(dim, heads * (left_dim + right_dim), bias=False)  # all Wᵢ, then all Rᵢ
+        self.norm = build_norm(norm, NormSettings(left_dim, right_dim, exponent, num_values, num_iterations))
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens, count = keep(tokens, mask)
+        projected = self.projection(tokens)
+        left, right = projected.split([self.heads * self.left_dim, self.heads * self.right_dim], dim=-1)
+        left = left.unflatten(-1, (self.heads, self.left_dim))  # X (batch, tokens, heads, m)
+        right = right.unflatten(-1, (self.heads, self.right_dim))  # Y (batch, tokens, heads, n)
+        if torch.jit.is_scripting():
+            normalized = self.norm(covariance(left, right, count, mask, self.center))
+        else:
+            with autocast_off(tokens):
+                normalized = self.norm(covariance(left, right, count, mask, self.center))
+        return normalized.flatten(1).to(tokens.dtype)
+
+
+class CovariancePool(Pool):
+    """Global covariance pooling (GCP): reduce the channels, `norm(Z Zᵀ / q)`, upper triangle as a vector."""
+
+    def __init__(
+        self,
+        dim: int,
+        reduced_dim: int = 48,
+        norm: str = "isqrt",
+        exponent: float = 0.5,
+        num_values: int = 1,
+        num_iterations: int | None = None,
+        center: bool = False,
+    ) -> None:
+        check_positive(reduced_dim=reduced_dim)
+        super().__init__(dim, reduced_dim * (reduced_dim + 1) // 2)
+        self.center = center
+        self.projection = nn.Linear(dim, reduced_dim)
+        self.norm = build_norm(norm, NormSettings(reduced_dim, reduced_dim, exponent, num_values, num_iterations))
+        self.reduced_dim = reduced_dim
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens, count = keep(tokens, mask)
+        reduced, _ = keep(self.projection(tokens), mask)  # again: the projection has a bias
+        reduced = reduced.unsqueeze(2)  # (batch, tokens, 1, reduced_dim)
+        if torch.jit.is_scripting():
+            normalized = self.norm(covariance(reduced, reduced, count, mask, self.center))
+        else:
+            with autocast_off(tokens):
+                normalized = self.norm(covariance(reduced, reduced, count, mask, self.center))
+        upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=tokens.device)
+        return normalized[:, 0, upper[0], upper[1]].to(tokens.dtype)
+
+
+def attention_mask(mask: Tensor) -> Tensor:
+    """`(batch, 1, 1, tokens)` mask for attention in which a sample with nothing to attend to attends to all of it."""
+    kept = mask != 0
+    return (kept | ~kept.any(1, keepdim=True))[:, None, None, :]
+
+
+class AttentionPool(Pool):
+    """Attention with one learned query, then an MLP: timm's `map` pooling, with the same parameter names."""
+
+    def __init__(self, dim: int, num_heads: int = 8, mlp_ratio: float = 4.0) -> None:
+        super().__init__(dim, dim)
+        check_positive(num_heads=num_heads)
+        if dim % num_heads:
+            raise ValueError(f"num_heads must divide the token width {dim}, got {num_heads}")
+        self.num_heads = num_heads
+        self.latent = nn.Parameter(torch.empty(1, 1, dim))
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential()
+        self.mlp.add_module("fc1", nn.Linear(dim, int(dim * mlp_ratio)))
+        self.mlp.add_module("act", nn.GELU())
+        self.mlp.add_module("fc2", nn.Linear(int(dim * mlp_ratio), dim))
+        nn.init.trunc_normal_(self.latent, std=dim**-0.5)
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens, _ = keep(tokens, mask)
+        query = self.q(self.latent).expand(tokens.shape[0], -1, -1)
+        query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, 1, dim / heads)
+        keys_values = self.kv(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            query,
+            keys_values[0],
+            keys_values[1],
+            attn_mask=None if mask is None else attention_mask(mask),
+        )
+        pooled = self.proj(attended.transpose(1, 2).flatten(2))[:, 0]
+        return pooled + self.mlp(self.norm(pooled))
+
+
+class EfficientProbing(Pool):
+    """Multi-query attention without key projection (Psomas et al., ICLR 2026).
+
+    Each learned query attends to the tokens themselves and collects its own slice of the value channels.
+    """
+
+    def __init__(self, dim: int, num_queries: int | None = None) -> None:
+        super().__init__(dim, dim)
+        if num_queries is None:
+            num_queries = max(count for count in range(1, 33) if dim % count == 0)
+        check_positive(num_queries=num_queries)
+        if dim % num_queries:
+            raise ValueError(f"num_queries must divide the token width {dim}, got {num_queries}")
+        self.num_queries = num_queries
+        self.queries = nn.Parameter(torch.randn(num_queries, dim) * 0.02)
+        self.values = nn.Linear(dim, dim, bias=False)
+
+    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        tokens, _ = keep(tokens, mask)
+        scores = self.queries.to(tokens.dtype) @ tokens.mT * self.dim**-0.5  # (batch, queries, tokens)
+        if mask is not None:
+            scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
+        values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
+        return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)

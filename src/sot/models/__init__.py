@@ -1,0 +1,1 @@
+"""What has tokens: the SoT family and its token embeddings."""

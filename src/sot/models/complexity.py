@@ -1,0 +1,62 @@
+"""Parameters and multiply-adds of a model, and the figures the paper prints for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import timm
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+# Params in M and FLOPs in G as printed in tables 2, 5 and S-1; the paper's FLOPs are multiply-adds.
+PAPER_FIGURES = {
+    "sot_7": (5.44, 1.06),
+    "sot_tiny": (7.7, 2.5),
+    "sot_small": (26.9, 5.8),
+    "sot_base": (76.8, 14.5),
+    "deit_tiny_patch16_224": (5.7, 1.3),
+    "deit_small_patch16_224": (22.1, 4.6),
+    "deit_base_patch16_224": (86.6, 17.6),
+    "pit_ti_224": (4.9, 0.7),
+    "pit_s_224": (23.5, 2.9),
+    "pit_b_224": (73.8, 12.5),
+    "swin_tiny_patch4_window7_224": (28.3, 4.5),
+    "swin_base_patch4_window7_224": (87.8, 15.4),
+}
+WEIGHTED_LAYERS = ("aten.convolution", "aten.mm", "aten.addmm")  # convolutions and linear layers
+
+
+@dataclass(frozen=True)
+class Complexity:
+    """`layer_macs` counts convolutions and linear layers, as the paper does; `all_macs` adds matrix products."""
+
+    params: int
+    layer_macs: int
+    all_macs: int
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Parameters, without buffers; the fixed positions of the SoT family are a buffer, as in the paper's counts."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def measure(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
+    """Count one image of `input_size` on the meta device, where nothing is computed. The model is moved there."""
+    model = model.to("meta").eval().requires_grad_(False)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, *input_size, device="meta"))
+    flops = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
+    layers = sum(flops.get(op, 0) for op in WEIGHTED_LAYERS)
+    return Complexity(count_parameters(model), layers // 2, sum(flops.values()) // 2)
+
+
+def find_models(pattern: str | None) -> list[str]:
+    """The models of the paper that can be built here, or all of timm that match a wildcard pattern."""
+    if pattern is None:
+        return list(PAPER_FIGURES)
+    names = [name for name in PAPER_FIGURES if name in timm.list_models(pattern)]
+    names += [name for name in timm.list_models(pattern) if name not in names]
+    if not names:
+        raise ValueError(f"no model matches {pattern!r}; try 'sot_*', 'deit*' or '*' for all of timm")
+    return names

@@ -1,0 +1,218 @@
+"""Token embeddings: small convolutional networks from an image to a grid of word tokens (section 3.1, table S-1).
+
+Each is a stem that halves the image, stages that halve it further, and a 1×1 convolution to the width of the tokens.
+Parameter names inside the stages are those of torchvision's DenseNet and ResNet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from timm.layers import PatchEmbed, to_2tuple
+from torch import Tensor, nn
+
+STEM_WIDTH = 64
+
+
+class DenseLayer(nn.Module):
+    """BN-ReLU-1×1, BN-ReLU-3×3: `growth` new channels from all channels so far."""
+
+    def __init__(self, channels: int, growth: int, bottleneck: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, bottleneck, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(bottleneck)
+        self.conv2 = nn.Conv2d(bottleneck, growth, 3, padding=1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
+        return torch.cat([x, new], dim=1)
+
+
+class DenseBlock(nn.Sequential):
+    """Six dense layers: channels grow by 16 each."""
+
+    def __init__(self, channels: int, num_layers: int = 6, growth: int = 16) -> None:
+        super().__init__()
+        for index in range(num_layers):
+            self.add_module(f"denselayer{index + 1}", DenseLayer(channels + index * growth, growth, 2 * growth))
+        self.out_channels = channels + num_layers * growth
+
+
+class Transition(nn.Sequential):
+    """BN, 1×1 convolution, and 2×2 average pooling where the stage halves its input."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.conv = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+
+
+class Bottleneck(nn.Module):
+    """ResNet bottleneck 64-64-256; its shortcut is projected unless shape and stride leave it as it is."""
+
+    def __init__(self, channels: int, stride: int, width: int = 64, out_channels: int = 256) -> None:
+        super().__init__()
+        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)
+        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), norm(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), norm(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, out_channels, 1, bias=False), norm(out_channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module = nn.Identity()
+        if stride > 1 or channels != out_channels:
+            projection = nn.Conv2d(channels, out_channels, 1, stride, bias=False)
+            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(out_channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(out)))))
+        return self.relu(out + self.downsample(x))
+
+
+class ConvNormAct(nn.Sequential):
+    """Convolution without bias, BN, ReLU."""
+
+    def __init__(self, channels: int, out_channels: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out_channels, kernel, stride, kernel // 2, bias=False)
+        self.bn = nn.BatchNorm2d(out_channels, eps=1e-3)
+        self.relu = nn.ReLU(inplace=True)
+
+
+class Inception(nn.Module):
+    """Four branches of 32, 64, 16 and 16 channels side by side."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.branch0 = ConvNormAct(channels, 32, 1, stride)
+        self.branch1 = nn.Sequential(ConvNormAct(channels, 32, 1), ConvNormAct(32, 64, 3, stride))
+        self.branch2 = nn.Sequential(ConvNormAct(channels, 16, 1), ConvNormAct(16, 16, 5, stride))
+        self.branch3 = nn.Sequential(nn.MaxPool2d(3, stride, padding=1), ConvNormAct(channels, 16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.branch0(x), self.branch1(x), self.branch2(x), self.branch3(x)], dim=1)
+
+
+class NonLocal(nn.Module):
+    """Self-attention over all cells of the map, added to a projected shortcut; starts as the shortcut alone."""
+
+    def __init__(self, channels: int, inner: int, out_channels: int) -> None:
+        super().__init__()
+        self.theta = nn.Sequential(nn.Conv2d(channels, inner, 1), nn.BatchNorm2d(inner))
+        self.phi = nn.Sequential(nn.Conv2d(channels, inner, 1), nn.BatchNorm2d(inner))
+        self.g = nn.Sequential(nn.Conv2d(channels, inner, 1), nn.BatchNorm2d(inner))
+        self.W = nn.Conv2d(inner, out_channels, 1)
+        self.shortcut = nn.Sequential(nn.Conv2d(channels, out_channels, 1), nn.BatchNorm2d(out_channels))
+        self.bn_norm = nn.BatchNorm2d(out_channels)
+        nn.init.zeros_(self.W.weight)
+        nn.init.zeros_(self.W.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        query = self.theta(x).flatten(2).mT  # (batch, cells, inner)
+        key, value = self.phi(x).flatten(2), self.g(x).flatten(2)
+        attended = value @ (query @ key).softmax(-1).mT  # (batch, inner, cells)
+        attended = attended.unflatten(2, (x.shape[2], x.shape[3]))
+        return self.bn_norm(self.W(attended) + self.shortcut(x))
+
+
+def dense_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
+    """Three dense blocks, each with its transition to 128 channels."""
+    layers: list[nn.Module] = []
+    channels = STEM_WIDTH
+    for stride in strides:
+        block = DenseBlock(channels)
+        layers += [block, Transition(block.out_channels, 128, stride)]
+        channels = 128
+    return nn.Sequential(*layers), channels
+
+
+def residual_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
+    """Three bottlenecks to 256 channels."""
+    widths = (STEM_WIDTH, 256, 256)
+    return nn.Sequential(*(Bottleneck(width, stride) for width, stride in zip(widths, strides))), 256
+
+
+def inception_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
+    """Three Inception blocks to 128 channels."""
+    widths = (STEM_WIDTH, 128, 128)
+    return nn.Sequential(*(Inception(width, stride) for width, stride in zip(widths, strides))), 128
+
+
+def non_local_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
+    """Two rounds of convolution and non-local block; a third halving, where asked for, is average pooling."""
+    layers: list[nn.Module] = []
+    for channels, out_channels, stride in ((STEM_WIDTH, 128, strides[0]), (128, 256, strides[1])):
+        convolution = nn.Conv2d(channels, 64, 3, stride, 1)
+        norm = nn.BatchNorm2d(64, eps=1e-3, momentum=0.01)
+        layers += [convolution, norm, nn.ReLU(inplace=True), NonLocal(64, 64, out_channels)]
+    if strides[2] > 1:
+        layers.append(nn.AvgPool2d(strides[2]))
+    return nn.Sequential(*layers), 256
+
+
+STAGES: dict[str, Callable[[tuple[int, int, int]], tuple[nn.Sequential, int]]] = {
+    "densenet": dense_stages,
+    "resnet": residual_stages,
+    "inception": inception_stages,
+    "nonlocal": non_local_stages,
+}
+EMBEDDINGS = (*STAGES, "naive")
+REDUCTIONS = (16, 8, 4)
+
+
+def choose_reduction(img_size: int | tuple[int, int]) -> int:
+    """The coarsest of 16, 8, 4 that leaves at least 14 cells along the shorter side: 16 at 224 px, 8 at 112 px."""
+    shorter = min(to_2tuple(img_size))
+    return next((r for r in REDUCTIONS if shorter // r >= 14), REDUCTIONS[-1])
+
+
+class ConvolutionalEmbedding(nn.Module):
+    """Image `(batch, in_chans, H, W)` to features `(batch, dim, H / reduction, W / reduction)`."""
+
+    def __init__(self, kind: str, in_chans: int, dim: int, reduction: int) -> None:
+        super().__init__()
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"patch_size must be one of {', '.join(map(str, REDUCTIONS))} for {kind}, got {reduction}")
+        self.stem = nn.Sequential(nn.Conv2d(in_chans, STEM_WIDTH, 3, padding=1), nn.MaxPool2d(3, 2, padding=1))
+        strides = (2, 2 if reduction >= 8 else 1, 2 if reduction >= 16 else 1)
+        self.stages, channels = STAGES[kind](strides)
+        self.out = nn.Conv2d(channels, dim, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.out(self.stages(self.stem(image)))
+
+
+class TokenEmbed(PatchEmbed):
+    """timm's PatchEmbed with a convolutional network in place of its projection: fits wherever timm takes one."""
+
+    def __init__(self, kind: str, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **kwargs: Any) -> None:
+        if kind not in EMBEDDINGS:
+            raise ValueError(f"unknown embed {kind!r}; accepted: {', '.join(EMBEDDINGS)}")
+        super().__init__(img_size, patch_size, in_chans, embed_dim, **kwargs)
+        self.kind = kind
+        self._check_size()
+        if kind != "naive":
+            if len(set(self.patch_size)) > 1:
+                raise ValueError(f"patch_size must be square for {kind}, got {self.patch_size}")
+            device, dtype = kwargs.get("device"), kwargs.get("dtype")
+            network = ConvolutionalEmbedding(kind, in_chans, embed_dim, self.patch_size[0])
+            self.proj = network.to(device=device, dtype=dtype)
+
+    def _check_size(self) -> None:
+        if self.img_size is None or not self.strict_img_size:
+            return
+        if any(size < patch or size % patch for size, patch in zip(self.img_size, self.patch_size)):
+            reduction = "×".join(map(str, self.patch_size))
+            raise ValueError(f"img_size must be a multiple of the reduction {reduction}, got {self.img_size}")
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        """Another image size; the reduction of a convolutional embedding is fixed once it is built."""
+        if patch_size is not None and self.kind != "naive" and to_2tuple(patch_size) != self.patch_size:
+            raise ValueError(f"patch_size of {self.kind} is fixed at {self.patch_size[0]}, got {patch_size}")
+        super().set_input_size(img_size, patch_size)
+        self._check_size()
