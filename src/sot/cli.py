@@ -68,21 +68,21 @@ def convert(
     fusion: Annotated[Fusion, typer.Option(help="Fusion the weights were trained with.")] = Fusion.SUM,
 ) -> None:
     """Rename weights laid out like the authors' code, and report every key."""
-    from sot.models.convert import convert as convert_weights
-    from sot.models.convert import read_weights, write_weights
+    from sot.models.convert import convert_state_dict, load_converted, read_weights, write_weights
 
     if target.suffix != ".safetensors":
         raise ValueError(f"the target must end in .safetensors, got {target}")
-    model, result = convert_weights(read_weights(source), fusion.value)
-    write_weights(model, target)
+    result = convert_state_dict(read_weights(source), fusion.value)
     table = Table("theirs", "ours")
     for theirs, ours in result.used.items():
         table.add_row(theirs, ours)
     for theirs, reason in result.unused.items():
         table.add_row(theirs, f"not used: {reason}", style="yellow")
     console.print(table)
-    counts = f"{len(result.used)} keys used, {len(result.unused)} not used"
-    console.print(f"{counts}; wrote {target} for {model.default_cfg['architecture']}.", soft_wrap=True)
+    console.print(f"{len(result.used)} keys used, {len(result.unused)} not used.")
+    model = load_converted(result.state, fusion.value)
+    write_weights(model, target)
+    console.print(f"Wrote {target} for {model.default_cfg['architecture']}.", soft_wrap=True)
 
 
 def main() -> None:

@@ -65,9 +65,30 @@ def convert_state_dict(official: Mapping[str, Tensor], fusion: str = "sum") -> C
         else:
             if name == "head.pool.norm.weight" and "classifier.representation.norm.bias" not in official:
                 name = "head.pool.norm.start"  # of the fast normalisation; LayerNorm has a bias as well
-            result.state[name] = value.log() if name.endswith("log_scale") else value
+            result.state[name] = _log_of_positive(value) if name.endswith("log_scale") else value
             result.used[key] = name
+    if "classifier.dr.weight" in official:
+        _rescale_covariance(result.state, _num_words(official) + (fusion == "aggr_all"))
     return result
+
+
+def _num_words(official: Mapping[str, Tensor]) -> int:
+    positions = official.get("pos_embed")
+    return 196 if positions is None else positions.shape[1] - 1
+
+
+def _log_of_positive(factor: Tensor) -> Tensor:
+    if factor <= 0:
+        raise ValueError(f"the learned scale must be positive to be converted, got {factor.item()}")
+    return factor.log()
+
+
+def _rescale_covariance(state: dict[str, Tensor], num_tokens: int) -> None:
+    """Their GCP divides by the number of channels instead of tokens: put the root of the ratio into the next layer."""
+    channels = state["head.pool.projection.weight"].shape[0]
+    weight = state["head.word_linear.weight"].clone()
+    weight[:, -channels * (channels + 1) // 2 :] *= (num_tokens / channels) ** 0.5
+    state["head.word_linear.weight"] = weight
 
 
 def _rename(key: str) -> str | None:
@@ -115,17 +136,21 @@ def _infer_head(state: Mapping[str, Tensor], fusion: str) -> HeadConfig:
     return HeadConfig(fusion=fusion, heads=projection.shape[0] // (2 * side), left_dim=side, right_dim=side, norm=norm)
 
 
-def convert(official: Mapping[str, Tensor], fusion: str = "sum") -> tuple[SecondOrderTransformer, Conversion]:
-    """Our model with their weights, every parameter and statistic of it filled, and the report."""
-    result = convert_state_dict(official, fusion)
-    name, arguments = infer_model(result.state, fusion)
-    model = timm.create_model(name, **arguments)
-    missing, unexpected = model.load_state_dict(result.state, strict=False)
+def convert(official: Mapping[str, Tensor], fusion: str = "sum") -> SecondOrderTransformer:
+    """Our model with their weights; refused unless they fill every parameter and statistic of it."""
+    return load_converted(convert_state_dict(official, fusion).state, fusion)
+
+
+def load_converted(state: Mapping[str, Tensor], fusion: str = "sum") -> SecondOrderTransformer:
+    """The model that a converted state dict belongs to, with its weights."""
+    name, arguments = infer_model(state, fusion)
+    model: SecondOrderTransformer = timm.create_model(name, **arguments)
+    missing, unexpected = model.load_state_dict(state, strict=False)
     missing = [key for key in missing if not key.endswith("num_batches_tracked")]
     if missing or unexpected:
         gaps = f"missing {missing or 'none'}, left over {unexpected or 'none'}"
         raise ValueError(f"the weights do not make a whole {name}: {gaps}")
-    return model, result
+    return model
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -137,8 +162,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-            raise ValueError(f"{path} is not a file of plain weights: {error}") from error
+        except (pickle.UnpicklingError, EOFError, RuntimeError):
+            raise ValueError(
+                f"{path} holds no plain weights; accepted: safetensors, or tensors by torch.save"
+            ) from None
     for wrapper in ("state_dict_ema", "state_dict", "model"):
         state = state.get(wrapper) or state  # type: ignore[assignment]  # a checkpoint holds the state dict inside
     return {key.removeprefix("module."): value for key, value in state.items()}
