@@ -175,8 +175,8 @@ def matrix_power_norm(spd: Tensor, exponent: float = 0.5, eps: float | None = No
 def _unit(vector: Tensor, floor: Tensor) -> Tensor:
     """The vector over its length; zero, with a finite gradient, if it is no longer than `floor`."""
     length = torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
-    exists = length > floor
-    return torch.where(exists, vector, torch.zeros_like(vector)) / torch.where(exists, length, torch.ones_like(length))
+    none = length <= floor  # false for NaN, which has to come through
+    return torch.where(none, torch.zeros_like(vector), vector) / torch.where(none, torch.ones_like(length), length)
 
 
 def _deflate(
@@ -194,8 +194,8 @@ def _deflate(
             left = _unit(residual @ _unit(residual.mT @ left, floor), floor)
         along = residual.mT @ left  # λ̂ v̂ (..., n, 1)
         value = torch.linalg.vector_norm(along, dim=-2, keepdim=True)
-        exists = value > floor  # one that does not exist shrinks the rest as the value before it
-        scale = torch.where(exists, torch.where(exists, value, torch.ones_like(value)).pow(exponent - 1), scale)
+        none = value <= floor  # without it the rest is shrunk as by the value before
+        scale = torch.where(none, scale, torch.where(none, torch.ones_like(value), value).pow(exponent - 1))
         if k == 0:
             floor = eps * value.detach()
         if k + 1 < num_values:
