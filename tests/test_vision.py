@@ -23,9 +23,9 @@ FAMILY = [
     ("sot_tiny", {}, 7.99, 2.53),
     ("sot_small", {}, 27.02, 5.80),
     ("sot_base", {}, 76.78, 14.54),
-    ("sot_7", {"head": CLASS, "embed": "naive"}, 3.99, 0.73),
-    ("sot_7", {"head": CLASS, "embed": "resnet"}, 4.29, 0.88),
-    ("sot_7", {"head": CLASS, "embed": "inception"}, 4.08, 0.81),
+    ("sot_7", {"head": CLASS, "embed": "naive"}, 3.99, None),
+    ("sot_7", {"head": CLASS, "embed": "resnet"}, 4.29, None),
+    ("sot_7", {"head": CLASS, "embed": "inception"}, 4.08, None),
     ("sot_7", {"head": CLASS, "embed": "nonlocal"}, 4.20, None),
     ("sot_7", {"head": HeadConfig(fusion="class", class_width=1280)}, 5.58, None),
     ("sot_7", {"head": HeadConfig(pool="gap")}, 4.49, None),
@@ -52,7 +52,7 @@ def test_parameters_and_multiply_adds_are_the_papers(name, arguments, params, ma
     count = measure(model, model.default_cfg["input_size"])
     assert count.params / 1e6 == pytest.approx(params, rel=5e-3)
     if macs is not None:
-        assert count.layer_macs / 1e9 == pytest.approx(macs, rel=1e-2)
+        assert count.layer_macs / 1e9 == pytest.approx(macs, rel=5e-3)
     assert count.all_macs > count.layer_macs
 
 
@@ -108,16 +108,8 @@ def test_embeddings_of_a_rectangle_keep_rows_and_columns_apart():
 
 
 def test_reduction_keeps_about_14_tokens_a_side():
-    assert [choose_reduction(size) for size in (448, 224, 223, 112, 111, 56, 32, (224, 112))] == [
-        16,
-        16,
-        8,
-        8,
-        4,
-        4,
-        4,
-        8,
-    ]
+    sizes = {448: 16, 224: 16, 223: 8, 112: 8, 111: 4, 56: 4, 32: 4, (224, 112): 8}
+    assert {size: choose_reduction(size) for size in sizes} == sizes
     assert timm.create_model("sot_tiny", img_size=112).patch_embed.grid_size == (14, 14)
     assert timm.create_model("sot_7", img_size=224).patch_embed.grid_size == (14, 14)
 
@@ -183,12 +175,11 @@ def test_intermediates_and_features_only():
 
 def test_gradient_checkpointing_changes_nothing():
     model, x = tiny(), image()
-    expected = model(x)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), parameters)
     model.set_grad_checkpointing()
-    model.train()
-    model(x).sum().backward()
-    assert model.blocks[0].attn.qkv.weight.grad is not None
-    assert torch.allclose(model.eval()(x), expected, atol=0.2)  # batch statistics moved by one training step
+    actual = torch.autograd.grad(model(x).square().sum(), parameters)
+    assert all(torch.allclose(a, e, atol=1e-5) for a, e in zip(actual, expected))
 
 
 def test_weight_decay_and_layer_groups():
@@ -199,12 +190,9 @@ def test_weight_decay_and_layer_groups():
     assert all(p.ndim > 1 and names[id(p)] != "cls_token" for p in decayed)
     groups = param_groups_layer_decay(model, no_weight_decay_list=model.no_weight_decay(), layer_decay=0.5)
     scales = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
-    assert (
-        scales["patch_embed.proj.stem.0.weight"]
-        < scales["blocks.0.attn.qkv.weight"]
-        < scales["blocks.1.attn.qkv.weight"]
-    )
-    assert scales["head.word_linear.weight"] == 1.0
+    order = ["patch_embed.proj.stem.0.weight", "blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight"]
+    order.append("head.word_linear.weight")
+    assert [scales[name] for name in order] == [0.125, 0.25, 0.5, 1.0]
 
 
 def test_stochastic_depth_and_dropout_reach_the_model():
