@@ -1,0 +1,5 @@
+"""`python -m sot` is `sot`."""
+
+from sot.cli import main
+
+main()

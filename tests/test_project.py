@@ -1,0 +1,97 @@
+"""What holds for the project as a whole: layers, packaging, documentation."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sot
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def imported_modules(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield node.module
+
+
+def test_core_imports_torch_only():
+    files = list((ROOT / "src/sot/core").glob("*.py"))
+    assert len(files) >= 4
+    for path in files:
+        for module in imported_modules(path):
+            top = module.split(".")[0]
+            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith("sot.core")
+            assert allowed, f"{path.name} imports {module}"
+
+
+def test_models_do_not_import_the_command_line():
+    for path in (ROOT / "src/sot/models").rglob("*.py"):
+        assert not any(module.startswith("sot.cli") for module in imported_modules(path))
+
+
+def test_wheel_works_from_an_empty_folder(tmp_path):
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = (tmp_path / "dist").glob("second_order_transformer-*.whl")
+    assert sot.__version__ in wheel.name
+    target, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(install, check=True, capture_output=True, timeout=300)
+    script = (
+        "import sot, timm, torch, pathlib; print(sot.__file__);"
+        "assert (pathlib.Path(sot.__file__).parent / 'py.typed').is_file();"
+        "print(timm.create_model('sot_7', num_classes=3).eval()(torch.randn(1, 3, 112, 112)).shape)"
+    )
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(
+        command, cwd=empty, env={"PYTHONPATH": str(target)}, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(str(target)) and "torch.Size([1, 3])" in result.stdout
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": page.stem}
+    for number, code in enumerate(blocks(page, "python")):
+        exec(compile(code, f"{page.name}, snippet {number + 1}", "exec"), namespace)
+
+
+COMMANDS = {
+    line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("sot ")
+}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_commands_in_the_pages_exist(command):
+    """Every documented command parses: its help knows every option that the line uses."""
+    words = command.split("#")[0].split()
+    result = subprocess.run([sys.executable, "-m", *words[:2], "--help"], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    for option in re.findall(r"--[a-z-]+", command):
+        assert option in result.stdout
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_changelog_speaks_of_this_version():
+    assert f"## {sot.__version__}" in (ROOT / "CHANGELOG.md").read_text()
