@@ -2,7 +2,20 @@
 
 from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
 from sot.core.normalizers import NORMS
+from sot.models.equip import equip
+from sot.models.modeling import SoTConfig, SoTForImageClassification, SoTForSequenceClassification
 from sot.models.vision import SecondOrderTransformer
 
 __version__ = "0.1.0"
-__all__ = ["NORMS", "POOLS", "Fusion", "HeadConfig", "SecondOrderHead", "SecondOrderTransformer"]
+__all__ = [
+    "NORMS",
+    "POOLS",
+    "Fusion",
+    "HeadConfig",
+    "SecondOrderHead",
+    "SecondOrderTransformer",
+    "SoTConfig",
+    "SoTForImageClassification",
+    "SoTForSequenceClassification",
+    "equip",
+]

@@ -42,7 +42,8 @@ class HeadConfig:
 
     `norm` and `num_iterations` of None are the pooling's own default (`svpn_fast` with 1 iteration for `mgcrp`, `isqrt`
     with 5 for `gcp`). `representation_size` chooses `left_dim = right_dim` (or `reduced_dim`) so that the pooled
-    vector comes as close to it as it can. `class_width` widens the class token of the `class` fusion first.
+    vector comes as close to it as it can. `class_width` widens the class token of the `class` fusion first. `pre_norm`
+    puts a LayerNorm before all else, for tokens that come without one; None leaves that to whoever knows the tokens.
     """
 
     pool: str = "mgcrp"
@@ -59,6 +60,7 @@ class HeadConfig:
     num_queries: int | None = None
     representation_size: int | None = None
     class_width: int | None = None
+    pre_norm: bool | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -143,6 +145,7 @@ class SecondOrderHead(nn.Module):
         self.fusion = self.config.fusion
         self.pool = None if self.fusion == "class" else POOLS[self.config.pool](dim, self.config)
         self.word_features = 0 if self.pool is None else self.pool.out_features
+        self.norm = nn.LayerNorm(dim) if self.config.pre_norm else nn.Identity()
         self.widen: nn.Module = nn.Identity()
         self.class_features = 0 if self.fusion in ("word", "aggr_all") else self.config.class_width or dim
         if self.config.class_width is not None:
@@ -150,7 +153,7 @@ class SecondOrderHead(nn.Module):
         self.num_features = self.class_features + self.word_features
         self.dropout = nn.Dropout(self.config.dropout)
         self.reset(num_classes)
-        self.apply(_init_linear)
+        self.apply(init_linear)
 
     def reset(self, num_classes: int) -> None:
         """Replace the linear layers by new ones for `num_classes`, on the device and in the type of the old."""
@@ -165,8 +168,8 @@ class SecondOrderHead(nn.Module):
         if num_classes > 0 and self.fusion != "class":
             features = self.num_features if self.fusion == "concat" else self.word_features
             self.word_linear = nn.Linear(features, num_classes).to(old)
-        _init_linear(self.class_linear)
-        _init_linear(self.word_linear)
+        init_linear(self.class_linear)
+        init_linear(self.word_linear)
 
     def forward(
         self,
@@ -186,10 +189,13 @@ class SecondOrderHead(nn.Module):
         """`(batch, class_features)` and `(batch, word_features)`: what the linear layers read, either may be 0 wide."""
         if not torch.jit.is_scripting():
             self._check(class_token, word_tokens)
+        if class_token is not None:
+            class_token = self.norm(class_token)
         if self.pool is None:
             assert class_token is not None
             return self.widen(class_token), class_token[:, :0]
         assert word_tokens is not None
+        word_tokens = self.norm(word_tokens)
         if self.fusion == "aggr_all":
             assert class_token is not None
             word_tokens = torch.cat([class_token.unsqueeze(1), word_tokens], dim=1)
@@ -236,7 +242,7 @@ class SecondOrderHead(nn.Module):
             raise ValueError(f"class token and word tokens must have the same batch size, got {batches}")
 
 
-def _init_linear(module: nn.Module) -> None:
+def init_linear(module: nn.Module) -> None:
     """The paper's initialisation: truncated normal of std 0.02, no bias."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)

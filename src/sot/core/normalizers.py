@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,7 +43,12 @@ class FastSingularValuePowerNorm(nn.Module):
         self.exponent = exponent
         self.num_values = num_values
         self.num_iterations = num_iterations
-        self.start = nn.Parameter(torch.randn(right_dim))
+        self.start = nn.Parameter(torch.empty(right_dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the start vector anew."""
+        nn.init.normal_(self.start)
 
     def forward(self, matrix: Tensor) -> Tensor:
         return fast_singular_value_power_norm(matrix, self.start, self.exponent, self.num_values, self.num_iterations)
@@ -98,7 +104,13 @@ class LearnedScale(nn.Module):
     def __init__(self, right_dim: int) -> None:
         super().__init__()
         check_positive(right_dim=right_dim)
-        self.log_scale = nn.Parameter(torch.tensor(float(right_dim)).pow(-0.5).log())
+        self.right_dim = right_dim
+        self.log_scale = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start at `right_dim ** -0.5`."""
+        nn.init.constant_(self.log_scale, -0.5 * math.log(self.right_dim))
 
     def forward(self, matrix: Tensor) -> Tensor:
         return matrix * self.log_scale.to(matrix.dtype).exp()

@@ -190,7 +190,11 @@ class AttentionPool(Pool):
         self.mlp.add_module("fc1", nn.Linear(dim, int(dim * mlp_ratio)))
         self.mlp.add_module("act", nn.GELU())
         self.mlp.add_module("fc2", nn.Linear(int(dim * mlp_ratio), dim))
-        nn.init.trunc_normal_(self.latent, std=dim**-0.5)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the query anew."""
+        nn.init.trunc_normal_(self.latent, std=self.dim**-0.5)
 
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         tokens, _ = keep(tokens, mask)
@@ -221,8 +225,13 @@ class EfficientProbing(Pool):
         if dim % num_queries:
             raise ValueError(f"num_queries must divide the token width {dim}, got {num_queries}")
         self.num_queries = num_queries
-        self.queries = nn.Parameter(torch.randn(num_queries, dim) * 0.02)
+        self.queries = nn.Parameter(torch.empty(num_queries, dim))
         self.values = nn.Linear(dim, dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the queries anew."""
+        nn.init.normal_(self.queries, std=0.02)
 
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         tokens, _ = keep(tokens, mask)

@@ -216,3 +216,26 @@ class TokenEmbed(PatchEmbed):
             raise ValueError(f"patch_size of {self.kind} is fixed at {self.patch_size[0]}, got {patch_size}")
         super().set_input_size(img_size, patch_size)
         self._check_size()
+
+
+def replace_embedding(model: nn.Module | None, kind: str) -> None:
+    """Put a convolutional embedding where a timm model has its patch embedding: the paper's "+ours" rows."""
+    old = getattr(model, "patch_embed", None)
+    if not isinstance(old, PatchEmbed) or old.img_size is None:
+        raise ValueError(
+            f"embed={kind!r} replaces the patch embedding of ViT, DeiT or Swin; {type(model).__name__} has none"
+        )
+    norm = old.norm
+    new = TokenEmbed(
+        kind,
+        old.img_size,
+        old.patch_size,
+        old.proj.in_channels,
+        old.proj.out_channels,
+        output_fmt=None if old.flatten else str(old.output_fmt.value),
+        strict_img_size=old.strict_img_size,
+        device=old.proj.weight.device,
+        dtype=old.proj.weight.dtype,
+    )
+    new.norm = norm
+    model.patch_embed = new  # type: ignore[union-attr]

@@ -1,0 +1,354 @@
+"""`equip`: one line gives any timm or Hugging Face transformer the second-order head."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    BitImageProcessor,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TimmWrapperConfig,
+)
+
+from sot.core.head import HeadConfig
+from sot.models.embedding import replace_embedding
+from sot.models.modeling import (
+    SoTConfig,
+    SoTForImageClassification,
+    SoTForSequenceClassification,
+    build_backbone,
+    is_encoder_decoder,
+)
+from sot.models.tokens import WITHOUT_NORM, Layout, find_layout, timm_features
+
+logger = logging.getLogger("sot")
+
+Equipped = SoTForImageClassification | SoTForSequenceClassification
+
+
+def equip(
+    model: str | Path | nn.Module,
+    num_classes: int | None = None,
+    head: HeadConfig | Mapping[str, Any] | None = None,
+    pretrained: bool = True,
+    *,
+    labels: Sequence[str] | None = None,
+    embed: str | None = None,
+    class_position: str | None = None,
+    class_pooler: bool = False,
+    label_smoothing: float = 0.0,
+    problem_type: str | None = None,
+    model_args: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
+) -> Equipped:
+    """A classifier made of the backbone of `model`, with its weights, and a new second-order head.
+
+    Args:
+        model: A timm model or name, a Hugging Face model or hub name, or a folder. It is copied, never edited.
+        num_classes: How many classes; by default as many as `labels`, or as the model has.
+        head: HeadConfig or a dictionary of its fields; without a class token `fusion` becomes "word".
+        pretrained: Whether a name loads pretrained weights.
+        labels: Names of the classes.
+        embed: Token embedding in place of the model's own ("densenet", ...): timm's ViT, DeiT and Swin.
+        class_position: "first" or "last" kept token of a text is the class token; by default as its family has it.
+        class_pooler: Send the class token of a text through the backbone's own pooler.
+        label_smoothing: Of the cross-entropy.
+        problem_type: As in transformers: regression, single_label_classification, multi_label_classification.
+        model_args: Arguments a timm model is (or was) built with beside its name.
+        trust_remote_code: Allow a Hugging Face folder or hub name to run its own code.
+    """
+    settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
+    num_classes, names = _classes(num_classes, labels, model)
+    settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    config = HeadConfig.from_dict(head) if isinstance(head, Mapping) else head or HeadConfig()
+    if _is_timm(model):
+        return _equip_timm(model, config, settings, embed, pretrained, dict(model_args or {}))
+    source, processor = _load_transformers(model, pretrained, class_pooler, trust_remote_code)
+    if source.main_input_name == "pixel_values":
+        return _equip_vision(source, processor, config, settings, embed)
+    settings |= {"class_pooler": class_pooler, "class_position": class_position or _class_position(source.config)}
+    return _equip_text(source, processor, config, settings)
+
+
+# --- what the user gave ------------------------------------------------------------------------------------
+
+
+def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> tuple[int, list[str]]:
+    if num_classes is None and labels is None:
+        old = getattr(getattr(model, "config", None), "id2label", None)
+        count = getattr(model, "num_classes", None)
+        if old is None and not count:
+            raise ValueError("num_classes is needed: how many classes shall the head tell apart?")
+        labels = list(old.values()) if old else [f"LABEL_{i}" for i in range(int(count or 0))]
+    if labels is None:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+            raise ValueError(f"num_classes must be an integer >= 1, got {num_classes!r}")
+        labels = [f"LABEL_{i}" for i in range(num_classes)]
+    names = [str(label) for label in labels]
+    if num_classes is not None and len(names) != num_classes:
+        raise ValueError(f"num_classes is {num_classes}, but there are {len(names)} labels")
+    if len(set(names)) != len(names):
+        raise ValueError(f"labels must differ, got {names}")
+    return len(names), names
+
+
+def _is_timm(model: Any) -> bool:
+    if isinstance(model, nn.Module):
+        return hasattr(model, "pretrained_cfg") and not isinstance(model, PreTrainedModel)
+    name = str(model)
+    if Path(name).is_dir():
+        return "architecture" in _folder_config(Path(name))
+    return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
+
+
+def _folder_config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} is not a model: it has no config.json")
+    config: dict[str, Any] = json.loads(file.read_text())
+    return config
+
+
+# --- timm --------------------------------------------------------------------------------------------------
+
+
+def _equip_timm(
+    model: Any,
+    head: HeadConfig,
+    settings: dict[str, Any],
+    embed: str | None,
+    pretrained: bool,
+    model_args: dict[str, Any],
+) -> SoTForImageClassification:
+    if not isinstance(model, nn.Module):
+        name = str(model)
+        if Path(name).is_dir():
+            name = f"local-dir:{name}"
+        elif name.startswith("timm/"):
+            name = f"hf-hub:{name}"
+        model = timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args)
+    elif not model_args:
+        model_args = recover_arguments(model)
+    architecture = model.pretrained_cfg["architecture"]
+    layout = _timm_layout(architecture, model_args, embed)
+    head = _fit_head(head, layout.has_class_token, needs_norm=type(model).__name__ in WITHOUT_NORM)
+    backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
+    config = SoTConfig(backbone_config=backbone, head=head.to_dict(), layout=layout.to_dict(), embed=embed, **settings)
+    equipped = SoTForImageClassification(config)
+    skip = ("patch_embed.",) if embed else ()
+    _copy_weights(model, equipped.backbone.timm_model, skip)
+    equipped.processor = _timm_processor(model)
+    return equipped
+
+
+def _timm_layout(architecture: str, model_args: Mapping[str, Any], embed: str | None) -> Layout:
+    with torch.device("meta"):
+        model = timm.create_model(architecture, num_classes=0, **model_args).eval()
+    if embed is not None:
+        replace_embedding(model, embed)
+    size = timm.data.resolve_model_data_config(model)["input_size"]
+    size = (model_args.get("in_chans", size[0]), *_image_size(model, size))
+
+    def features() -> Any:
+        return timm_features(model, torch.zeros(2, *size, device="meta"))
+
+    return find_layout(model, features, getattr(model, "output_fmt", None), getattr(model, "num_prefix_tokens", None))
+
+
+def _image_size(model: Any, default: tuple[int, int, int]) -> tuple[int, int]:
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or default[1:]
+    return int(size[0]), int(size[1])
+
+
+def recover_arguments(model: Any) -> dict[str, Any]:
+    """Arguments with which timm builds a model of the same shapes as this instance, or a clear refusal."""
+    architecture = model.pretrained_cfg.get("architecture")
+    if not architecture or not timm.is_model(architecture):
+        raise ValueError(f"{type(model).__name__} was not built by timm.create_model, so it could not be loaded again")
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    for arguments in ({}, *_guesses(model)):
+        try:
+            with torch.device("meta"):
+                twin = timm.create_model(architecture, num_classes=0, **arguments)
+        except (TypeError, ValueError, AssertionError, RuntimeError):
+            continue
+        if all(shapes.get(name) == value.shape for name, value in twin.state_dict().items()):
+            return arguments
+    raise ValueError(f"this {architecture} was built with arguments of its own: pass them again as model_args={{...}}")
+
+
+def _guesses(model: Any) -> list[dict[str, Any]]:
+    """What can be read off an instance: image size, channels, width, depth, heads."""
+    embedding: Any = getattr(model, "patch_embed", None)
+    found: dict[str, Any] = {}
+    if getattr(embedding, "img_size", None):
+        found["img_size"] = tuple(embedding.img_size)
+    projection = getattr(embedding, "proj", None)
+    if isinstance(projection, nn.Conv2d):
+        found |= {"in_chans": projection.in_channels, "patch_size": projection.kernel_size[0]}
+    block: Any = next(iter(getattr(model, "blocks", [])), None)
+    if hasattr(block, "attn"):
+        found |= {"depth": len(model.blocks), "embed_dim": model.num_features, "num_heads": block.attn.num_heads}
+        if hasattr(getattr(block, "mlp", None), "fc1"):
+            found["mlp_ratio"] = block.mlp.fc1.out_features / model.num_features
+    size = {key: value for key, value in found.items() if key in ("img_size", "in_chans")}
+    return [size, found] if found else []
+
+
+def _timm_processor(model: Any) -> BitImageProcessor:
+    data = timm.data.resolve_model_data_config(model)
+    height, width = _image_size(model, data["input_size"])
+    scale = min(height, width) / data["crop_pct"]
+    return BitImageProcessor(
+        size={"shortest_edge": int(scale)},
+        crop_size={"height": height, "width": width},
+        resample={"nearest": 0, "lanczos": 1, "bilinear": 2}.get(data["interpolation"], 3),
+        image_mean=list(data["mean"]),
+        image_std=list(data["std"]),
+    )
+
+
+# --- transformers ------------------------------------------------------------------------------------------
+
+
+def _load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -> tuple[PreTrainedModel, Any]:
+    """The bare backbone of a model, name or folder, and its processor or tokenizer where there is one."""
+    if isinstance(model, PreTrainedModel):
+        bare = isinstance(model, MODEL_MAPPING.get(type(model.config), ())) or is_encoder_decoder(model.config)
+        inner = model if bare else getattr(model, model.base_model_prefix, model)
+        return inner, _processor(model.name_or_path, trust)
+    if isinstance(model, nn.Module):
+        raise ValueError(
+            f"{type(model).__name__} is neither of timm nor of transformers: use SecondOrderHead on its tokens"
+        )
+    name = str(model)
+    if Path(name).is_dir():
+        _folder_config(Path(name))
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        accepted = "a timm name (see timm.list_models()), a Hugging Face hub name, or a folder with config.json"
+        raise ValueError(f"unknown model {name!r}; accepted: {accepted}") from error
+    if isinstance(config, SoTConfig):
+        raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
+    if not pretrained:
+        return build_backbone(config, pooler), _processor(name, trust)
+    loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
+    return loader.from_pretrained(name, trust_remote_code=trust), _processor(name, trust)
+
+
+def _processor(name: str, trust: bool) -> Any:
+    for loader in (AutoImageProcessor, AutoTokenizer):
+        try:
+            return loader.from_pretrained(name, trust_remote_code=trust) if name else None
+        except (OSError, ValueError, ImportError, TypeError, KeyError):
+            continue
+    return None
+
+
+def _equip_vision(
+    source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], embed: str | None
+) -> SoTForImageClassification:
+    if embed is not None:
+        raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
+    config = type(source.config).from_dict(source.config.to_dict())
+    if config.model_type == "vit_mae":
+        config.mask_ratio = 0.0
+    layout = _transformers_layout(config)
+    mean_pooled = getattr(config, "use_mean_pooling", False) and layout.norm is None  # BEiT: norm after its own pooling
+    head = _fit_head(head, layout.has_class_token, needs_norm=mean_pooled)
+    equipped = SoTForImageClassification(
+        SoTConfig(backbone_config=config, head=head.to_dict(), layout=layout.to_dict(), **settings)
+    )
+    _copy_weights(source, equipped.backbone)
+    equipped.processor = processor
+    return equipped
+
+
+def _transformers_layout(config: Any) -> Layout:
+    with torch.device("meta"):
+        model = build_backbone(config, pooler=False).eval()
+    size = getattr(config, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
+    pixels = torch.zeros(2, getattr(config, "num_channels", 3), height, width, device="meta")
+    prefix = [name.split(".")[-1] for name, _ in model.named_parameters()]
+    num_prefix = sum(name in prefix for name in ("cls_token", "distillation_token"))
+    if "register_tokens" in prefix:
+        num_prefix += config.num_register_tokens
+    return find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)
+
+
+def _equip_text(
+    source: PreTrainedModel, tokenizer: Any, head: HeadConfig, settings: dict[str, Any]
+) -> SoTForSequenceClassification:
+    config = type(source.config).from_dict(source.config.to_dict())
+    if type(config) not in MODEL_MAPPING:
+        raise ValueError(f"{type(source).__name__} is not a text model that AutoModel can build")
+    equipped = SoTForSequenceClassification(SoTConfig(backbone_config=config, head=head.to_dict(), **settings))
+    _copy_weights(source, equipped.backbone)
+    equipped.processor = tokenizer
+    if tokenizer is not None:
+        ensure_padding(equipped, tokenizer)
+    equipped.config.pad_token_id = config.pad_token_id
+    return equipped
+
+
+def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
+    """Give a tokenizer without a padding token one, and the model an embedding for it; said aloud, done once."""
+    if tokenizer.pad_token is None:
+        tokenizer.add_special_tokens({"pad_token": "<pad>"})
+        logger.warning("The tokenizer had no padding token: added %r as number %d.", "<pad>", tokenizer.pad_token_id)
+    if len(tokenizer) > model.backbone.get_input_embeddings().num_embeddings:
+        model.backbone.resize_token_embeddings(len(tokenizer))
+        model.config.backbone_config = model.backbone.config
+    model.config.pad_token_id = model.backbone.config.pad_token_id = tokenizer.pad_token_id
+
+
+def _class_position(config: PreTrainedConfig) -> str:
+    """Encoders trained on masked words begin with their class token; in decoders only the last token has seen all."""
+    return "first" if type(config) in MODEL_FOR_MASKED_LM_MAPPING else "last"
+
+
+# --- shared ------------------------------------------------------------------------------------------------
+
+
+def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> HeadConfig:
+    if not has_class_token and head.fusion != "word":
+        if head.fusion == "class":
+            raise ValueError("fusion 'class' needs a class token, and this backbone has none; accepted: word")
+        logger.warning("The backbone has no class token: fusion %r becomes 'word'.", head.fusion)
+        head = replace(head, fusion="word")
+    return replace(head, pre_norm=needs_norm) if head.pre_norm is None else head
+
+
+def _copy_weights(source: nn.Module, target: nn.Module, skip: tuple[str, ...] = ()) -> None:
+    weights = source.state_dict()
+    wanted = target.state_dict()
+    missing = [name for name in wanted if name not in weights and not name.startswith(skip or ("\0",))]
+    if missing:
+        raise ValueError(
+            f"{type(source).__name__} lacks {len(missing)} weights of its own backbone, first {missing[0]}"
+        )
+    shared: dict[str, Tensor] = {
+        name: value for name, value in weights.items() if name in wanted and not (skip and name.startswith(skip))
+    }
+    target.load_state_dict(shared, strict=False)
+    floating = next((p for p in source.parameters() if p.is_floating_point()), None)
+    if floating is not None:
+        target.to(dtype=floating.dtype)
