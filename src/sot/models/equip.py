@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
@@ -20,14 +19,14 @@ from transformers import (
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
-    BitImageProcessor,
     PreTrainedConfig,
     PreTrainedModel,
     TimmWrapperConfig,
+    TimmWrapperModel,
 )
 
 from sot.core.head import HeadConfig
-from sot.models.embedding import replace_embedding
+from sot.models.from_timm import check_twin, folder_config, recover_arguments, timm_layout, timm_name, timm_processor
 from sot.models.modeling import (
     SoTConfig,
     SoTForImageClassification,
@@ -35,7 +34,7 @@ from sot.models.modeling import (
     build_backbone,
     is_encoder_decoder,
 )
-from sot.models.tokens import WITHOUT_NORM, Layout, find_layout, timm_features
+from sot.models.tokens import WITHOUT_NORM, Layout, find_layout
 
 logger = logging.getLogger("sot")
 
@@ -110,19 +109,11 @@ def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) 
 
 def _is_timm(model: Any) -> bool:
     if isinstance(model, nn.Module):
-        return hasattr(model, "pretrained_cfg") and not isinstance(model, PreTrainedModel)
+        return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
     name = str(model)
     if Path(name).is_dir():
-        return "architecture" in _folder_config(Path(name))
+        return "architecture" in folder_config(Path(name))
     return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
-
-
-def _folder_config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a model: it has no config.json")
-    config: dict[str, Any] = json.loads(file.read_text())
-    return config
 
 
 # --- timm --------------------------------------------------------------------------------------------------
@@ -136,92 +127,27 @@ def _equip_timm(
     pretrained: bool,
     model_args: dict[str, Any],
 ) -> SoTForImageClassification:
-    if not isinstance(model, nn.Module):
-        name = str(model)
-        if Path(name).is_dir():
-            name = f"local-dir:{name}"
-        elif name.startswith("timm/"):
-            name = f"hf-hub:{name}"
+    recovered = False
+    if isinstance(model, str | Path) and Path(model).is_dir() and folder_config(Path(model)).get("model_type"):
+        model = TimmWrapperModel.from_pretrained(model)
+    if isinstance(model, PreTrainedModel):
+        model, model_args = model.timm_model, {**(model.config.model_args or {}), **model_args}
+    elif not isinstance(model, nn.Module):
+        name, model_args = timm_name(str(model), model_args)
         model = timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args)
     elif not model_args:
-        model_args = recover_arguments(model)
+        model_args, recovered = recover_arguments(model), True
     architecture = model.pretrained_cfg["architecture"]
-    layout = _timm_layout(architecture, model_args, embed)
+    layout = timm_layout(architecture, model_args, embed)
     head = _fit_head(head, layout.has_class_token, needs_norm=type(model).__name__ in WITHOUT_NORM)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
     config = SoTConfig(backbone_config=backbone, head=head.to_dict(), layout=layout.to_dict(), embed=embed, **settings)
     equipped = SoTForImageClassification(config)
-    skip = ("patch_embed.",) if embed else ()
-    _copy_weights(model, equipped.backbone.timm_model, skip)
-    equipped.processor = _timm_processor(model)
+    _copy_weights(model, equipped.backbone.timm_model, skip="patch_embed." if embed else None)
+    if recovered and embed is None:
+        check_twin(model, equipped.backbone.timm_model)
+    equipped.processor = timm_processor(model)
     return equipped
-
-
-def _timm_layout(architecture: str, model_args: Mapping[str, Any], embed: str | None) -> Layout:
-    with torch.device("meta"):
-        model = timm.create_model(architecture, num_classes=0, **model_args).eval()
-    if embed is not None:
-        replace_embedding(model, embed)
-    size = timm.data.resolve_model_data_config(model)["input_size"]
-    size = (model_args.get("in_chans", size[0]), *_image_size(model, size))
-
-    def features() -> Any:
-        return timm_features(model, torch.zeros(2, *size, device="meta"))
-
-    return find_layout(model, features, getattr(model, "output_fmt", None), getattr(model, "num_prefix_tokens", None))
-
-
-def _image_size(model: Any, default: tuple[int, int, int]) -> tuple[int, int]:
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or default[1:]
-    return int(size[0]), int(size[1])
-
-
-def recover_arguments(model: Any) -> dict[str, Any]:
-    """Arguments with which timm builds a model of the same shapes as this instance, or a clear refusal."""
-    architecture = model.pretrained_cfg.get("architecture")
-    if not architecture or not timm.is_model(architecture):
-        raise ValueError(f"{type(model).__name__} was not built by timm.create_model, so it could not be loaded again")
-    shapes = {name: value.shape for name, value in model.state_dict().items()}
-    for arguments in ({}, *_guesses(model)):
-        try:
-            with torch.device("meta"):
-                twin = timm.create_model(architecture, num_classes=0, **arguments)
-        except (TypeError, ValueError, AssertionError, RuntimeError):
-            continue
-        if all(shapes.get(name) == value.shape for name, value in twin.state_dict().items()):
-            return arguments
-    raise ValueError(f"this {architecture} was built with arguments of its own: pass them again as model_args={{...}}")
-
-
-def _guesses(model: Any) -> list[dict[str, Any]]:
-    """What can be read off an instance: image size, channels, width, depth, heads."""
-    embedding: Any = getattr(model, "patch_embed", None)
-    found: dict[str, Any] = {}
-    if getattr(embedding, "img_size", None):
-        found["img_size"] = tuple(embedding.img_size)
-    projection = getattr(embedding, "proj", None)
-    if isinstance(projection, nn.Conv2d):
-        found |= {"in_chans": projection.in_channels, "patch_size": projection.kernel_size[0]}
-    block: Any = next(iter(getattr(model, "blocks", [])), None)
-    if hasattr(block, "attn"):
-        found |= {"depth": len(model.blocks), "embed_dim": model.num_features, "num_heads": block.attn.num_heads}
-        if hasattr(getattr(block, "mlp", None), "fc1"):
-            found["mlp_ratio"] = block.mlp.fc1.out_features / model.num_features
-    size = {key: value for key, value in found.items() if key in ("img_size", "in_chans")}
-    return [size, found] if found else []
-
-
-def _timm_processor(model: Any) -> BitImageProcessor:
-    data = timm.data.resolve_model_data_config(model)
-    height, width = _image_size(model, data["input_size"])
-    scale = min(height, width) / data["crop_pct"]
-    return BitImageProcessor(
-        size={"shortest_edge": int(scale)},
-        crop_size={"height": height, "width": width},
-        resample={"nearest": 0, "lanczos": 1, "bilinear": 2}.get(data["interpolation"], 3),
-        image_mean=list(data["mean"]),
-        image_std=list(data["std"]),
-    )
 
 
 # --- transformers ------------------------------------------------------------------------------------------
@@ -232,14 +158,14 @@ def _load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) 
     if isinstance(model, PreTrainedModel):
         bare = isinstance(model, MODEL_MAPPING.get(type(model.config), ())) or is_encoder_decoder(model.config)
         inner = model if bare else getattr(model, model.base_model_prefix, model)
-        return inner, _processor(model.name_or_path, trust)
+        return inner, _processor(model.name_or_path, inner, trust)
     if isinstance(model, nn.Module):
         raise ValueError(
             f"{type(model).__name__} is neither of timm nor of transformers: use SecondOrderHead on its tokens"
         )
     name = str(model)
     if Path(name).is_dir():
-        _folder_config(Path(name))
+        folder_config(Path(name))
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
     except (OSError, ValueError) as error:
@@ -247,19 +173,21 @@ def _load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) 
         raise ValueError(f"unknown model {name!r}; accepted: {accepted}") from error
     if isinstance(config, SoTConfig):
         raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
-    if not pretrained:
-        return build_backbone(config, pooler), _processor(name, trust)
-    loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
-    return loader.from_pretrained(name, trust_remote_code=trust), _processor(name, trust)
+    if pretrained:
+        loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
+        source = loader.from_pretrained(name, trust_remote_code=trust)
+    else:
+        source = build_backbone(config, pooler)
+    return source, _processor(name, source, trust)
 
 
-def _processor(name: str, trust: bool) -> Any:
-    for loader in (AutoImageProcessor, AutoTokenizer):
-        try:
-            return loader.from_pretrained(name, trust_remote_code=trust) if name else None
-        except (OSError, ValueError, ImportError, TypeError, KeyError):
-            continue
-    return None
+def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
+    """The image processor or tokenizer of a name or folder, if it has one."""
+    loader = AutoImageProcessor if source.main_input_name == "pixel_values" else AutoTokenizer
+    try:
+        return loader.from_pretrained(name, trust_remote_code=trust) if name else None
+    except (OSError, ValueError, ImportError, TypeError, KeyError):
+        return None
 
 
 def _equip_vision(
@@ -337,18 +265,16 @@ def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> Head
     return replace(head, pre_norm=needs_norm) if head.pre_norm is None else head
 
 
-def _copy_weights(source: nn.Module, target: nn.Module, skip: tuple[str, ...] = ()) -> None:
+def _copy_weights(source: nn.Module, target: nn.Module, skip: str | None = None) -> None:
+    """Weights of the source into the target, all of them but those whose name begins with `skip`; and its type."""
     weights = source.state_dict()
-    wanted = target.state_dict()
-    missing = [name for name in wanted if name not in weights and not name.startswith(skip or ("\0",))]
+    wanted = [name for name in target.state_dict() if skip is None or not name.startswith(skip)]
+    missing = [name for name in wanted if name not in weights]
     if missing:
         raise ValueError(
             f"{type(source).__name__} lacks {len(missing)} weights of its own backbone, first {missing[0]}"
         )
-    shared: dict[str, Tensor] = {
-        name: value for name, value in weights.items() if name in wanted and not (skip and name.startswith(skip))
-    }
-    target.load_state_dict(shared, strict=False)
+    target.load_state_dict({name: weights[name] for name in wanted}, strict=False)
     floating = next((p for p in source.parameters() if p.is_floating_point()), None)
     if floating is not None:
         target.to(dtype=floating.dtype)

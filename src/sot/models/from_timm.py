@@ -1,0 +1,143 @@
+"""What `equip` has to know of a timm model: its arguments, its layout, its preprocessing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.layers import PatchEmbed
+from timm.models import load_model_config_from_hf
+from torch import nn
+from transformers import BitImageProcessor
+
+from sot.models.embedding import replace_embedding
+from sot.models.tokens import Layout, find_layout, timm_features
+
+
+def folder_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a model folder."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder} is not a model: it has no config.json")
+    config: dict[str, Any] = json.loads(file.read_text())
+    return config
+
+
+def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What timm calls a name, folder or hub name, and the arguments it builds the model with."""
+    if Path(name).is_dir():
+        return f"local-dir:{name}", {**(folder_config(Path(name)).get("model_args") or {}), **model_args}
+    if timm.is_model(name):
+        return name, model_args
+    hub = f"hf-hub:{name}" if name.startswith("timm/") else name
+    _, _, saved = load_model_config_from_hf(hub.split(":", 1)[1])
+    return hub, {**(saved or {}), **model_args}
+
+
+def timm_layout(architecture: str, model_args: Mapping[str, Any], embed: str | None) -> Layout:
+    """Where a timm model has its tokens, found on the meta device."""
+    with torch.device("meta"):
+        model = timm.create_model(architecture, num_classes=0, **model_args).eval()
+    if embed is not None:
+        replace_embedding(model, embed)
+    size = timm.data.resolve_model_data_config(model)["input_size"]
+    size = (model_args.get("in_chans", size[0]), *_image_size(model, size))
+
+    def features() -> Any:
+        return timm_features(model, torch.zeros(2, *size, device="meta"))
+
+    return find_layout(model, features, getattr(model, "output_fmt", None), getattr(model, "num_prefix_tokens", None))
+
+
+def _image_size(model: Any, default: tuple[int, int, int]) -> tuple[int, int]:
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or default[1:]
+    return int(size[0]), int(size[1])
+
+
+def recover_arguments(model: Any) -> dict[str, Any]:
+    """The arguments, beside its name, with which timm builds a model of the shapes of this instance."""
+    architecture = model.pretrained_cfg.get("architecture")
+    if not architecture or not timm.is_model(architecture):
+        raise ValueError(f"{type(model).__name__} was not built by timm.create_model, so it could not be loaded again")
+    with torch.device("meta"):
+        plain = timm.create_model(architecture, num_classes=0)
+        usual = describe(plain)
+        arguments = {name: value for name, value in describe(model).items() if usual.get(name) != value}
+        try:
+            twin = timm.create_model(architecture, num_classes=0, **arguments) if arguments else plain
+        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise ValueError(_needs_arguments(architecture)) from error
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    if any(shapes.get(name) != value.shape for name, value in twin.state_dict().items()):
+        raise ValueError(_needs_arguments(architecture))
+    return arguments
+
+
+def _needs_arguments(architecture: str) -> str:
+    return f"this {architecture} was built with arguments that cannot be read off it: pass them as model_args={{...}}"
+
+
+def describe(model: Any) -> dict[str, Any]:
+    """What can be read off a timm model of the arguments it was built with."""
+    embedding: Any = getattr(model, "patch_embed", None)
+    found = {name: getattr(model, name) for name in ("no_embed_class", "dynamic_img_size") if hasattr(model, name)}
+    found |= {
+        "class_token": getattr(model, "has_class_token", None),
+        "reg_tokens": getattr(model, "num_reg_tokens", None),
+    }
+    first_layer = model.pretrained_cfg.get("first_conv")
+    if isinstance(first_layer, str) and first_layer in dict(model.named_modules()):
+        found["in_chans"] = getattr(model.get_submodule(first_layer), "in_channels", None)
+    if isinstance(embedding, PatchEmbed):
+        found |= {"img_size": embedding.img_size, "patch_size": embedding.patch_size[0]}
+    stages = [stage for name in ("layers", "stages") for stage in _children(model, name)]
+    blocks = [_children(stage, "blocks") for stage in stages] or [_children(model, "blocks")]
+    first: list[Any] = [stage[0] for stage in blocks if stage and hasattr(stage[0], "attn")]
+    if first and len(first) == len(blocks):
+        heads, depths = tuple(getattr(b.attn, "num_heads", None) for b in first), tuple(map(len, blocks))
+        if stages:
+            found |= {"depths": depths, "num_heads": heads, "embed_dim": getattr(model, "embed_dim", None)}
+        else:
+            found |= {"depth": depths[0], "num_heads": heads[0], "embed_dim": model.num_features}
+        if hasattr(getattr(first[0], "mlp", None), "fc1"):
+            found["mlp_ratio"] = first[0].mlp.fc1.out_features / first[0].mlp.fc1.in_features
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _children(module: Any, name: str) -> list[Any]:
+    found = getattr(module, name, None)
+    return list(found) if isinstance(found, nn.Sequential | nn.ModuleList) else []
+
+
+@torch.no_grad()
+def check_twin(model: Any, twin: Any) -> None:
+    """Same shapes are not yet the same function: compare features of both."""
+    original = copy.deepcopy(model).eval()
+    data = timm.data.resolve_model_data_config(original)
+    channels = describe(original).get("in_chans", data["input_size"][0])
+    size = (2, channels, *_image_size(original, data["input_size"]))
+    image = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(next(original.parameters()))
+    mode, twin = twin.training, twin.eval()
+    same = torch.allclose(timm_features(original, image), timm_features(twin, image), rtol=1e-3, atol=1e-4)
+    twin.train(mode)
+    if not same:
+        raise ValueError(_needs_arguments(model.pretrained_cfg["architecture"]))
+
+
+def timm_processor(model: Any) -> BitImageProcessor:
+    """The model's evaluation transform as an image processor that can be saved: resize, crop, normalise."""
+    data = timm.data.resolve_model_data_config(model)
+    height, width = _image_size(model, data["input_size"])
+    scale = min(height, width) / data["crop_pct"]
+    return BitImageProcessor(
+        size={"shortest_edge": int(scale)},
+        crop_size={"height": height, "width": width},
+        resample={"nearest": 0, "lanczos": 1, "bilinear": 2}.get(data["interpolation"], 3),
+        image_mean=list(data["mean"]),
+        image_std=list(data["std"]),
+    )
