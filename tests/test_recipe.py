@@ -1,0 +1,102 @@
+"""Recipes: the paper's tables, settings from the command line, and what is refused."""
+
+import pytest
+import yaml
+
+from sot.recipe import Recipe, load_recipe, recipe_names
+
+# tables S-2 and S-3, typed from the paper
+IMAGE = {  # batch size, base LR, weight decay, MGCrP dropout, (m, n)
+    "sot_7": (1024, 1e-3, 0.03, 0.0, 14),
+    "sot_tiny": (1024, 1e-3, 0.03, 0.0, 14),
+    "sot_small": (1024, 1e-3, 0.03, 0.5, 24),
+    "sot_base": (512, 5e-4, 0.065, 0.7, 38),
+}
+TEXT = {  # batch sizes, β₂, ε, epochs, base LRs, weight decay, representation sizes, dropouts
+    "gpt": ([32, 64], 0.999, 1e-8, [10, 15], [6.25e-5], 0.01, [4000, 6000], [0.5, 0.7]),
+    "bert": ([24, 64, 96], 0.999, 1e-8, [10], [2e-5, 3e-5], 0.0, [1000, 4000, 5000], [0.5, 0.8]),
+    "spanbert": ([32], 0.999, 1e-6, [10, 30], [2e-5], 0.01, [1000, 4000, 5000], [0.5, 0.7]),
+    "roberta": ([16, 32], 0.98, 1e-6, [10, 20], [1e-5, 2e-5], 0.1, [1000, 4000, 5000], [0.5, 0.7]),
+}
+
+
+@pytest.mark.parametrize("name", IMAGE)
+def test_image_recipes_are_table_s2(name):
+    recipe = load_recipe(name)
+    head = recipe.head
+    values = (recipe.batch_size, recipe.lr, recipe.weight_decay, head["dropout"], head["left_dim"])
+    assert values == IMAGE[name] and head["right_dim"] == head["left_dim"] and head["heads"] == 6
+    assert (recipe.epochs, recipe.cooldown_epochs, recipe.warmup_epochs) == (300, 10, 5)
+    assert (recipe.min_lr, recipe.warmup_lr, recipe.schedule, recipe.ema) == (1e-5, 1e-6, "cosine", 0.99996)
+    assert (recipe.label_smoothing, recipe.mixup, recipe.cutmix, recipe.erasing) == (0.1, 0.8, 1.0, 0.25)
+    assert recipe.rand_augment.startswith("rand-m9-mstd0.5") and recipe.img_size == (112 if name == "sot_7" else 224)
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_text_recipes_are_table_s3(name):
+    recipe = load_recipe(name)
+    batches, beta2, epsilon, epochs, rates, decay, sizes, dropouts = TEXT[name]
+    grid = recipe.grid
+    assert (recipe.betas, recipe.adam_epsilon, recipe.weight_decay) == ((0.9, beta2), epsilon, decay)
+    assert grid.get("batch_size", [recipe.batch_size]) == batches and recipe.batch_size in batches
+    assert grid.get("epochs", [recipe.epochs]) == epochs and recipe.epochs in epochs
+    assert grid.get("lr", [recipe.lr]) == rates and recipe.lr in rates
+    assert grid["head.representation_size"] == sizes and recipe.head["representation_size"] in sizes
+    assert grid["head.dropout"] == dropouts and recipe.head["dropout"] in dropouts
+    assert (recipe.schedule, recipe.min_lr) == ("linear", 0.0)
+    for key, values in grid.items():
+        for value in values:
+            assert recipe.changed([f"{key}={value}"]) is not None
+
+
+def test_every_recipe_goes_through_yaml_and_back():
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert Recipe.from_dict(yaml.safe_load(recipe.to_yaml())) == recipe and recipe.about
+
+
+def test_settings_change_a_recipe_and_reach_into_its_head():
+    recipe = load_recipe("sot_tiny").changed(["lr=5e-4", "epochs=3", "head.dropout=0.2", "rand_augment=null"])
+    assert (recipe.lr, recipe.epochs, recipe.head["dropout"], recipe.rand_augment) == (5e-4, 3, 0.2, None)
+    assert recipe.with_head({"fusion": "class"}).head["fusion"] == "class"
+
+
+def test_a_users_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("epochs: 2\nlr: 1e-2\nscale: [0.5, 1]\n")
+    assert load_recipe(str(tmp_path / "mine.yaml")) == Recipe(epochs=2, lr=0.01, scale=(0.5, 1.0))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"learning_rate": 1}, "unknown recipe key 'learning_rate'; accepted: about, task, epochs"),
+        ({"lr": "fast"}, "lr must be a number, got 'fast'"),
+        ({"epochs": 1.5}, "epochs must be a whole number, got 1.5"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"schedule": "step"}, "schedule must be one of cosine, linear, constant, got 'step'"),
+        ({"betas": [0.9]}, "betas must be a pair"),
+        ({"head": {"pools": 1}}, "unknown head setting 'pools'"),
+        ({"head": "mgcrp"}, "head must be a mapping"),
+        ({"erasing": 2}, "erasing must be between 0 and 1"),
+        ({"lr": 1e-4, "min_lr": 1e-3}, "min_lr must be between 0 and lr"),
+        ({"rand_augment": 9}, "rand_augment must be text"),
+    ],
+)
+def test_bad_values_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe.from_dict(settings)
+
+
+def test_bad_names_files_and_settings(tmp_path):
+    with pytest.raises(ValueError, match="unknown recipe 'sot_huge'; accepted: bert, "):
+        load_recipe("sot_huge")
+    with pytest.raises(FileNotFoundError, match="no such recipe file"):
+        load_recipe("missing.yaml")
+    with pytest.raises(ValueError, match="form key=value, got 'lr'"):
+        Recipe().changed(["lr"])
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    with pytest.raises(ValueError, match="not valid YAML"):
+        load_recipe(str(tmp_path / "broken.yaml"))
+    (tmp_path / "list.yaml").write_text("- 1")
+    with pytest.raises(ValueError, match="must hold a mapping"):
+        load_recipe(str(tmp_path / "list.yaml"))
