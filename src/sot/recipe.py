@@ -50,7 +50,6 @@ class Recipe:
     color_jitter: float = 0.0
     flip: float = 0.0
     scale: tuple[float, float] = (1.0, 1.0)  # share of the image's area in a random crop
-    crop_padding: int = 0  # random crop of the padded image, where `scale` is (1, 1)
     # text
     max_length: int = 128
     # what the paper searched

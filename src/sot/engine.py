@@ -1,0 +1,249 @@
+"""transformers' Trainer with what the recipes add: decay groups, their schedule, EMA, and whole checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback
+
+from sot.recipe import Recipe
+
+logger = logging.getLogger("sot")
+MANIFEST = "manifest.json"
+EMA_FILE = "ema.safetensors"
+
+
+class Diverged(RuntimeError):
+    """The loss is no longer a number."""
+
+
+def learning_rate_factor(recipe: Recipe, steps_per_epoch: float) -> Callable[[int], float]:
+    """Factor of the base rate at each step: linear warm-up, then cosine, linear or constant, then the final rate."""
+    warmup = recipe.warmup_epochs * steps_per_epoch
+    total = recipe.epochs * steps_per_epoch
+    first, last = recipe.warmup_lr / recipe.lr, recipe.min_lr / recipe.lr
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return first + (1 - first) * step / warmup
+        progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
+        if recipe.schedule == "constant":
+            return 1.0
+        shape = 1 - progress if recipe.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return last + (1 - last) * shape
+
+    return factor
+
+
+def parameter_groups(model: Any, recipe: Recipe) -> list[dict[str, Any]]:
+    """Groups with their own rate and decay: matrices decay, vectors and what the backbone names do not."""
+    backbone = getattr(model.backbone, "timm_model", model.backbone)
+    exempt = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
+    prefix = "backbone.timm_model." if backbone is not model.backbone else "backbone."
+    scales = _layer_scales(backbone, recipe.layer_decay)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        inner = name.removeprefix(prefix)
+        decays = parameter.ndim > 1 and inner not in exempt
+        scale = recipe.head_lr_multiplier if name.startswith("classifier.") else scales.get(inner, 1.0)
+        key = (recipe.weight_decay if decays else 0.0, recipe.lr * scale)
+        group = groups.setdefault(key, {"params": [], "weight_decay": key[0], "lr": key[1]})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _layer_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
+    if decay == 1.0:
+        return {}
+    names = {id(parameter): name for name, parameter in backbone.named_parameters()}
+    groups = param_groups_layer_decay(backbone, layer_decay=decay)
+    return {names[id(p)]: float(group["lr_scale"]) for group in groups for p in group["params"]}
+
+
+class Average:
+    """Exponential moving average of the weights and of the statistics beside them."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """One step towards the model; whole numbers such as counters are copied."""
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                self.values[name].lerp_(value.to(self.values[name]), 1 - self.decay)
+            else:
+                self.values[name].copy_(value)
+
+    @contextmanager
+    def worn_by(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for as long as the context lasts."""
+        own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(self.values)
+        try:
+            yield
+        finally:
+            model.load_state_dict(own)
+
+
+class UpdateAverage(TrainerCallback):
+    """Updates the average after every step of the optimiser."""
+
+    def __init__(self, average: Average) -> None:
+        self.average = average
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """One step of the average."""
+        self.average.update(kwargs["model"])
+
+
+class SoTTrainer(Trainer):
+    """Trainer for one recipe."""
+
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.recipe = recipe
+        self.average = Average(self.model, recipe.ema) if recipe.ema > 0 else None
+        if self.average is not None:
+            self.add_callback(UpdateAverage(self.average))
+        self.staging = False
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW over the recipe's groups."""
+        if self.optimizer is None:
+            groups = parameter_groups(self.model if model is None else model, self.recipe)
+            self.optimizer = torch.optim.AdamW(
+                groups, lr=self.recipe.lr, betas=self.recipe.betas, eps=self.recipe.adam_epsilon
+            )
+        optimizer: torch.optim.Optimizer = self.optimizer
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The recipe's schedule, for whatever number of steps its epochs have."""
+        if self.lr_scheduler is None:
+            epochs = self.recipe.epochs + self.recipe.cooldown_epochs
+            factor = learning_rate_factor(self.recipe, num_training_steps / epochs)
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+        return self.lr_scheduler
+
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """As usual, but a loss that is no number ends the run at once."""
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if not torch.isfinite(loss):
+            last = last_whole_checkpoint(Path(self.args.output_dir))
+            rate = self.optimizer.param_groups[0]["lr"]
+            kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+            raise Diverged(
+                f"the loss is {loss.item()} at step {self.state.global_step}, learning rate {rate:.3g}; {kept}"
+            )
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """With the averaged weights, if the recipe averages them."""
+        if self.average is None:
+            return dict(super().evaluate(*args, **kwargs))
+        with self.average.worn_by(self.model):
+            return dict(super().evaluate(*args, **kwargs))
+
+    # --- checkpoints: written elsewhere, then moved into place whole
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, "unfinished") if self.staging else folder
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        if (out / name / MANIFEST).is_file():
+            return
+        self.staging = True
+        try:
+            super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                folder = out / "unfinished" / name
+                if self.average is not None:
+                    save_file(
+                        {key: value.contiguous() for key, value in self.average.values.items()}, folder / EMA_FILE
+                    )
+                finish_checkpoint(folder, out / name)
+                remove_old(out, keep=2)
+        except OSError as error:
+            kept = last_whole_checkpoint(out)
+            logger.warning("Could not write %s (%s); training goes on, the last checkpoint is %s.", name, error, kept)
+            shutil.rmtree(out / "unfinished", ignore_errors=True)
+        finally:
+            self.staging = False
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.average is not None:
+            self.average.values = load_file(Path(resume_from_checkpoint) / EMA_FILE)
+
+
+def finish_checkpoint(folder: Path, target: Path) -> None:
+    """Record what the folder holds, and move it into place in one step."""
+    manifest = {str(file.relative_to(folder)): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+    shutil.rmtree(target, ignore_errors=True)
+    folder.replace(target)
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint holds every file it was written with, unchanged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        return all(_digest(folder / name) == digest for name, digest in manifest.items())
+    except (OSError, ValueError):
+        return False
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Checkpoints of a run, the newest first."""
+    found = [path for path in out.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+
+
+def last_whole_checkpoint(out: Path) -> Path | None:
+    """The newest checkpoint that is whole; those that are not are named and passed over."""
+    for path in checkpoints(out):
+        if is_whole(path):
+            return path
+        logger.warning("%s is damaged or unfinished: falling back to the one before.", path)
+    return None
+
+
+def remove_old(out: Path, keep: int) -> None:
+    """Remove all but the newest checkpoints."""
+    for path in checkpoints(out)[keep:]:
+        shutil.rmtree(path)

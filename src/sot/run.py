@@ -1,0 +1,143 @@
+"""A run folder: what is in it beside the model, and who may write to it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from sot.recipe import Recipe
+
+RUN_FILE = "run.json"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """All of a file or none of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(partial, path)
+
+
+def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
+    """Prepare the folder of a run; one that exists needs `resume`, of the same model and data, or `overwrite`."""
+    used = out.exists() and any(out.iterdir())
+    if used and not (resume or overwrite):
+        raise ValueError(f"{out} exists: continue it with --resume or replace it with --overwrite")
+    if used and resume:
+        _check_same_run(out, {**identity, "recipe": recipe.to_yaml()})
+    elif used:
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / RUN_FILE, json.dumps({**identity, "recipe": recipe.to_yaml()}, indent=2))
+    write_atomically(out / "recipe.yaml", recipe.to_yaml())
+
+
+def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
+    file = out / RUN_FILE
+    if not file.is_file():
+        raise ValueError(f"{out} is not the folder of a run: it has no {RUN_FILE}")
+    before = json.loads(file.read_text())
+    for name, value in identity.items():
+        if before.get(name) != value:
+            was = "another recipe" if name == "recipe" else f"{name} {before.get(name)!r}, not {value!r}"
+            raise ValueError(f"{out} is a run of {was}: resume it as it was started, or choose another folder")
+
+
+class Report(TrainerCallback):
+    """Writes metrics.csv, metrics.json and curves.png after every evaluation."""
+
+    def __init__(self, out: Path, title: str) -> None:
+        self.out, self.title = out, title
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Trainer calls this on every process; one writes."""
+        if state.is_world_process_zero:
+            write_metrics(self.out, epochs_of(state.log_history), self.title)
+
+
+def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row an epoch: training loss and rate, and what was evaluated."""
+    rows: dict[int, dict[str, Any]] = {}
+    for entry in history:
+        epoch = round(entry.get("epoch", 0))
+        row = rows.setdefault(epoch, {"epoch": epoch})
+        keep = {"loss": "train_loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
+        row |= {name: entry[key] for key, name in keep.items() if key in entry}
+        row |= {key: value for key, value in entry.items() if key.startswith("eval_") and "_per_second" not in key}
+    return [row for _, row in sorted(rows.items()) if len(row) > 1]
+
+
+def write_metrics(out: Path, rows: list[dict[str, Any]], title: str) -> None:
+    """The table as CSV and JSON, and its curves as a picture."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(out / "metrics.csv", table.getvalue())
+    write_atomically(out / "metrics.json", json.dumps(rows, indent=1))
+    write_atomically(out / "curves.png", draw_curves({title: rows}))
+
+
+def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> bytes:
+    """Loss and accuracy (or whatever score there is) of one or more runs, side by side, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for number, (title, rows) in enumerate(runs.items()):
+        colour = f"C{number}"
+        for name, style in (("train_loss", "--"), ("eval_loss", "-")):
+            points = [(row["epoch"], row[name]) for row in rows if name in row]
+            left.plot(
+                *zip(*points), style, color=colour, label=f"{title}, {name.replace('_', ' ')}"
+            ) if points else None
+        score = next(
+            (name for name in ("eval_accuracy", "eval_mcc", "eval_f1", "eval_pearson") if name in rows[-1]), None
+        )
+        points = [(row["epoch"], row[score]) for row in rows if score in row]
+        right.plot(*zip(*points), color=colour, label=title) if points else None
+    for axes, label in ((left, "loss"), (right, "score on validation")):
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize=8)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()
+
+
+def model_card(identity: Mapping[str, Any], recipe: Recipe, metrics: Mapping[str, float], labels: list[str]) -> str:
+    """README.md of a trained model."""
+    scores = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in metrics.items())
+    shown = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
+    return f"""---
+library_name: transformers
+tags: [sot, second-order]
+---
+# {identity["model"]} on {identity["data"]}
+
+Trained by `sot {identity["command"]}` with the second-order head {recipe.head or "of the paper"}.
+
+| validation | |
+|---|---|
+{scores}
+
+Classes: {shown}.
+
+```python
+import sot
+from transformers import pipeline
+
+classify = pipeline("{"image" if recipe.task == "image" else "text"}-classification", "this folder")
+```
+
+Recipe: `recipe.yaml`. Metrics by epoch: `metrics.csv`. ![curves](curves.png)
+"""

@@ -1,0 +1,173 @@
+"""Train an image classifier: `sot train`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm.data
+import torch
+from torch import Tensor
+from transformers import TrainingArguments, set_seed
+
+from sot.core.head import HeadConfig
+from sot.data.images import Collate, ImageData, ImageSet, eval_transform, load_images, stack, train_transform
+from sot.engine import SoTTrainer, last_whole_checkpoint
+from sot.models.equip import equip
+from sot.models.modeling import SoTForImageClassification
+from sot.recipe import Recipe
+from sot.run import Report, model_card, open_run, write_atomically
+
+
+def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
+    """What Trainer needs to know; the optimiser and its schedule are made from the recipe itself."""
+    return TrainingArguments(
+        output_dir=str(out),
+        num_train_epochs=recipe.epochs + recipe.cooldown_epochs,
+        learning_rate=recipe.lr,
+        max_grad_norm=recipe.max_grad_norm,
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        disable_tqdm=not sys.stderr.isatty(),
+        **batches,
+    )
+
+
+def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
+    """The recipe's batch over the processes and accumulation steps."""
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else world_size()
+    share, rest = divmod(recipe.batch_size, processes * accumulation)
+    if rest or share < 1:
+        parts = f"{processes} processes × {accumulation} accumulation steps"
+        raise ValueError(f"batch_size {recipe.batch_size} cannot be divided among {parts}")
+    return {
+        "per_device_train_batch_size": share,
+        "per_device_eval_batch_size": share,
+        "gradient_accumulation_steps": accumulation,
+    }
+
+
+def world_size() -> int:
+    """Processes that torchrun or accelerate started."""
+    import os
+
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
+    """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
+    wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
+    arguments = {key: value for key, value in wanted.items() if value is not None}
+    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
+    options: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+
+    def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
+        try:
+            return equip(name, head=chosen, model_args=model_args, **options)
+        except TypeError:  # a model that takes images of any size has no such argument
+            return equip(
+                name, head=chosen, model_args={k: v for k, v in model_args.items() if k != "img_size"}, **options
+            )
+
+    if head is not None:
+        return make(head, arguments)
+    try:
+        return make(HeadConfig(fusion="class"), arguments)
+    except ValueError as error:
+        if "needs a class token" not in str(error):
+            raise
+        return make(HeadConfig(fusion="word", pool="gap"), arguments)
+
+
+def data_config(model: SoTForImageClassification, recipe: Recipe) -> dict[str, Any]:
+    """timm's preprocessing of the model, at the size of its image processor."""
+    config = dict(timm.data.resolve_model_data_config(model.backbone.timm_model))
+    size = model.processor.crop_size
+    height, width = (recipe.img_size, recipe.img_size) if recipe.img_size else (size["height"], size["width"])
+    return {**config, "input_size": (config["input_size"][0], height, width)}
+
+
+def image_metrics(prediction: Any) -> dict[str, float]:
+    """Top-1 and top-5 accuracy."""
+    logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    order = np.argsort(-logits, axis=1)[:, :5]
+    hits = order == labels[:, None]
+    return {"accuracy": float(hits[:, 0].mean()), "top5": float(hits.any(1).mean())}
+
+
+class ImageTrainer(SoTTrainer):
+    """Mixes pictures to train on, and only those."""
+
+    data_collator: Any
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """As usual, with nothing mixed."""
+        collate, self.data_collator = self.data_collator, stack
+        try:
+            return super().get_eval_dataloader(*args, **kwargs)
+        finally:
+            self.data_collator = collate
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Logits in float32, whatever the model computes in."""
+        loss, logits, labels = super().prediction_step(*args, **kwargs)
+        return loss, None if logits is None else logits.float(), labels
+
+
+def train_images(
+    model: str,
+    data: str,
+    out: Path,
+    recipe: Recipe,
+    head: HeadConfig | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    pretrained: bool = False,
+    workers: int = 0,
+    accumulation: int = 1,
+    report_to: str = "tensorboard",
+) -> dict[str, float]:
+    """Train a model on pictures and leave the run in `out`; returns its last evaluation."""
+    batches = split_batch(recipe, accumulation)
+    pictures = load_images(data, recipe.seed)
+    set_seed(recipe.seed)
+    built = build_model(model, pictures.labels, recipe, head, pretrained)
+    head_settings = None if head is None else asdict(head)
+    identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
+    open_run(out, identity, recipe, resume, overwrite)
+    checkpoint = last_whole_checkpoint(out) if resume else None
+    trainer = _trainer(
+        built, pictures, recipe, out, {**batches, "dataloader_num_workers": workers, "report_to": report_to}
+    )
+    trainer.add_callback(Report(out, model))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
+    if trainer.is_world_process_zero():
+        if trainer.average is not None:
+            built.load_state_dict(trainer.average.values)
+        built.save_pretrained(out)
+        write_atomically(out / "README.md", model_card(identity, recipe, metrics, pictures.labels))
+    return metrics
+
+
+def _trainer(built: Any, pictures: ImageData, recipe: Recipe, out: Path, options: dict[str, Any]) -> ImageTrainer:
+    config = data_config(built, recipe)
+    return ImageTrainer(
+        recipe,
+        model=built,
+        args=training_arguments(recipe, out, {**options, "dataloader_drop_last": bool(recipe.mixup or recipe.cutmix)}),
+        train_dataset=ImageSet(pictures.train, train_transform(recipe, config), recipe.seed),
+        eval_dataset=ImageSet(pictures.val, eval_transform(config), recipe.seed),
+        data_collator=Collate(recipe, len(pictures.labels)),
+        compute_metrics=image_metrics,
+    )
