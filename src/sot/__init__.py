@@ -2,8 +2,9 @@
 
 from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
 from sot.core.normalizers import NORMS
+from sot.models.configuration import SoTConfig
 from sot.models.equip import equip
-from sot.models.modeling import SoTConfig, SoTForImageClassification, SoTForSequenceClassification
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.models.vision import SecondOrderTransformer
 
 __version__ = "0.1.0"

@@ -26,14 +26,9 @@ from transformers import (
 )
 
 from sot.core.head import HeadConfig
+from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.from_timm import check_twin, folder_config, recover_arguments, timm_layout, timm_name, timm_processor
-from sot.models.modeling import (
-    SoTConfig,
-    SoTForImageClassification,
-    SoTForSequenceClassification,
-    build_backbone,
-    is_encoder_decoder,
-)
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
 from sot.models.tokens import WITHOUT_NORM, Layout, find_layout
 
 logger = logging.getLogger("sot")
@@ -146,7 +141,7 @@ def _equip_timm(
     _copy_weights(model, equipped.backbone.timm_model, skip="patch_embed." if embed else None)
     if recovered and embed is None:
         check_twin(model, equipped.backbone.timm_model)
-    equipped.processor = timm_processor(model)
+    equipped.processor = timm_processor(model, model_args)
     return equipped
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import PatchEmbed
+from timm.layers import PatchEmbed, to_2tuple
 from timm.models import load_model_config_from_hf
 from torch import nn
 from transformers import BitImageProcessor
@@ -46,7 +46,7 @@ def timm_layout(architecture: str, model_args: Mapping[str, Any], embed: str | N
     if embed is not None:
         replace_embedding(model, embed)
     size = timm.data.resolve_model_data_config(model)["input_size"]
-    size = (model_args.get("in_chans", size[0]), *_image_size(model, size))
+    size = (model_args.get("in_chans", size[0]), *_image_size(model, model_args, size))
 
     def features() -> Any:
         return timm_features(model, torch.zeros(2, *size, device="meta"))
@@ -54,9 +54,10 @@ def timm_layout(architecture: str, model_args: Mapping[str, Any], embed: str | N
     return find_layout(model, features, getattr(model, "output_fmt", None), getattr(model, "num_prefix_tokens", None))
 
 
-def _image_size(model: Any, default: tuple[int, int, int]) -> tuple[int, int]:
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or default[1:]
-    return int(size[0]), int(size[1])
+def _image_size(model: Any, model_args: Mapping[str, Any], default: tuple[int, int, int]) -> tuple[int, int]:
+    known = getattr(getattr(model, "patch_embed", None), "img_size", None) or default[1:]
+    height, width = to_2tuple(model_args.get("img_size") or known)
+    return int(height), int(width)
 
 
 def recover_arguments(model: Any) -> dict[str, Any]:
@@ -120,7 +121,7 @@ def check_twin(model: Any, twin: Any) -> None:
     original = copy.deepcopy(model).eval()
     data = timm.data.resolve_model_data_config(original)
     channels = describe(original).get("in_chans", data["input_size"][0])
-    size = (2, channels, *_image_size(original, data["input_size"]))
+    size = (2, channels, *_image_size(original, {}, data["input_size"]))
     image = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(next(original.parameters()))
     mode, twin = twin.training, twin.eval()
     same = torch.allclose(timm_features(original, image), timm_features(twin, image), rtol=1e-3, atol=1e-4)
@@ -129,10 +130,10 @@ def check_twin(model: Any, twin: Any) -> None:
         raise ValueError(_needs_arguments(model.pretrained_cfg["architecture"]))
 
 
-def timm_processor(model: Any) -> BitImageProcessor:
+def timm_processor(model: Any, model_args: Mapping[str, Any]) -> BitImageProcessor:
     """The model's evaluation transform as an image processor that can be saved: resize, crop, normalise."""
     data = timm.data.resolve_model_data_config(model)
-    height, width = _image_size(model, data["input_size"])
+    height, width = _image_size(model, model_args, data["input_size"])
     scale = min(height, width) / data["crop_pct"]
     return BitImageProcessor(
         size={"shortest_edge": int(scale)},

@@ -1,0 +1,255 @@
+"""Commands that train models and use them: train, finetune, recipes, evaluate, predict."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from sot.core.head import HeadConfig
+from sot.recipe import Recipe, load_recipe, recipe_names
+
+console = Console()
+errors = Console(stderr=True)
+
+OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: model, metrics, curves, checkpoints.")]
+HeadOption = Annotated[
+    str | None, typer.Option(help="Head settings as fusion=sum,pool=mgcrp,…, or none for the conventional head.")
+]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Recipe settings as key=value; repeatable.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in --out from its last whole checkpoint.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
+AccumulationOption = Annotated[int, typer.Option(help="Steps over which a batch is accumulated.", min=1)]
+LogOption = Annotated[str, typer.Option("--log", help="tensorboard, wandb, all or none.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+BatchOption = Annotated[int, typer.Option(help="Samples at a time.", min=1)]
+
+
+def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
+    """The recipe's head with the settings of the command line; None for `none`."""
+    if text == "none":
+        return None
+    settings = dict(recipe.head)
+    for part in filter(None, (text or "").split(",")):
+        name, separator, value = part.partition("=")
+        if not separator:
+            raise ValueError(f"a head setting has the form key=value, got {part!r}; or --head none")
+        settings[name.strip()] = yaml.safe_load(value)
+    return HeadConfig.from_dict(settings)
+
+
+def _check_log(log: str) -> str:
+    if log not in ("tensorboard", "wandb", "all", "none"):
+        raise ValueError(f"--log must be tensorboard, wandb, all or none, got {log!r}")
+    return log
+
+
+def _progress(items: Iterable[Any]) -> Iterable[Any]:
+    return track(items, "Evaluating", console=errors, transient=True, disable=not errors.is_terminal)
+
+
+def _print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(scores))
+        return
+    table = Table("score", title=title)
+    table.add_column("value", justify="right")
+    for name, value in scores.items():
+        table.add_row(name.removeprefix("eval_"), f"{value:.4f}")
+    console.print(table)
+
+
+def recipes(name: Annotated[str | None, typer.Argument(help="Print this one; without it, list all.")] = None) -> None:
+    """List the recipes, or print one."""
+    if name is not None:
+        typer.echo(load_recipe(name).to_yaml(), nl=False)
+        return
+    table = Table("recipe", "task", "about")
+    for each in recipe_names():
+        recipe = load_recipe(each)
+        table.add_row(each, recipe.task, recipe.about)
+    console.print(table)
+
+
+def train(
+    model: Annotated[str, typer.Option(help="Any timm model: sot_tiny, deit_tiny_patch16_224, …")],
+    data: Annotated[
+        str, typer.Option(help="digits, a folder, a .tar file, torch/NAME@FOLDER, hfds/NAME, wds/NAME@FOLDER.")
+    ],
+    out: OutOption,
+    recipe: Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")] = "digits",
+    head: HeadOption = None,
+    settings: SetOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the model's published weights.")] = False,
+    workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 0,
+    accumulation: AccumulationOption = 1,
+    log: LogOption = "tensorboard",
+    as_json: JsonOption = False,
+) -> None:
+    """Train an image classifier by a recipe."""
+    chosen = load_recipe(recipe).changed(settings or [])
+    parsed = parse_head(head, chosen)
+    if chosen.task != "image":
+        raise ValueError(f"recipe {recipe} is for text: use sot finetune")
+    from sot.train import train_images
+
+    metrics = train_images(
+        model,
+        data,
+        out,
+        chosen,
+        parsed,
+        resume=resume,
+        overwrite=overwrite,
+        pretrained=pretrained,
+        workers=workers,
+        accumulation=accumulation,
+        report_to=_check_log(log),
+    )
+    _print_scores(metrics, as_json, f"{model} on {data}, in {out}")
+
+
+def _text_data(
+    task: str | None, data: Path | None, dev: Path | None, text: str, pair: str | None, label: str
+) -> tuple[Any, str]:
+    from sot.data.text import Columns, load_table, load_task
+
+    if task is not None:
+        return load_task(task, data), task
+    if data is None:
+        raise ValueError("name a --task, or give --data a table with columns --text and --label")
+    return load_table(data, dev, Columns(text, pair, label)), data.name
+
+
+TaskOption = Annotated[
+    str | None, typer.Option(help="cola, rte, mnli, qnli, sst2, mrpc, …, or acceptability (built in).")
+]
+DataOption = Annotated[Path | None, typer.Option(help="Folder of a GLUE task, or a .csv, .tsv or .jsonl table.")]
+DevOption = Annotated[Path | None, typer.Option(help="Table to evaluate on, where --data is a table.")]
+TextOption = Annotated[str, typer.Option(help="Column of the text.")]
+PairOption = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
+LabelOption = Annotated[str, typer.Option(help="Column of the label.")]
+
+
+def finetune(
+    model: Annotated[str, typer.Option(help="A Hugging Face text model: hub name or folder.")],
+    out: OutOption,
+    task: TaskOption = None,
+    data: DataOption = None,
+    dev: DevOption = None,
+    text: TextOption = "sentence",
+    pair: PairOption = None,
+    label: LabelOption = "label",
+    recipe: Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")] = "bert",
+    head: HeadOption = None,
+    settings: SetOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    accumulation: AccumulationOption = 1,
+    log: LogOption = "tensorboard",
+    as_json: JsonOption = False,
+) -> None:
+    """Fine-tune a text classifier by a recipe."""
+    chosen = load_recipe(recipe).changed(settings or [])
+    parsed = parse_head(head, chosen)
+    if chosen.task != "text":
+        raise ValueError(f"recipe {recipe} is for images: use sot train")
+    table, name = _text_data(task, data, dev, text, pair, label)
+    from sot.finetune import fine_tune
+
+    options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": _check_log(log)}
+    metrics = fine_tune(model, table, name, out, chosen, parsed, **options)  # type: ignore[arg-type]
+    _print_scores(metrics, as_json, f"{model} on {name}, in {out}")
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
+    task: TaskOption = None,
+    text: TextOption = "sentence",
+    pair: PairOption = None,
+    label: LabelOption = "label",
+    all_classes: Annotated[
+        bool, typer.Option(help="Let the model choose among classes the data does not have.")
+    ] = False,
+    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
+    batch_size: BatchOption = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
+    from sot.evaluate import draw_confusion, evaluate_images, evaluate_text, is_text_model
+    from sot.run import write_atomically
+
+    if is_text_model(folder):
+        path = Path(data) if data else None
+        table, _ = _text_data(task, None if task is None else path, path if task is None else None, text, pair, label)
+        result = evaluate_text(folder, table, batch_size, 128, _progress)
+    elif data is None:
+        raise ValueError("an image model needs --data to be evaluated on")
+    else:
+        result = evaluate_images(folder, data, batch_size, all_classes, _progress)
+    if confusion is not None:
+        write_atomically(confusion, draw_confusion(result))
+    if as_json:
+        typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
+        return
+    _print_scores(result.scores, False, f"{folder} {result.note}")
+    table = Table("class")
+    for column in ("samples", "recall", "precision"):
+        table.add_column(column, justify="right")
+    for name, samples, recall, precision in result.by_class():
+        table.add_row(name, str(samples), f"{recall:.3f}", f"{precision:.3f}")
+    console.print(table)
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    inputs: Annotated[list[str] | None, typer.Argument(help="Pictures; or - for one path or text a line.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text; repeatable.")] = None,
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
+    batch_size: BatchOption = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify pictures or texts."""
+    from sot.evaluate import is_text_model, load_model
+    from sot.predict import predict_images, predict_texts
+
+    given = [line.rstrip("\n") for line in sys.stdin] if inputs == ["-"] else [*(inputs or []), *(text or [])]
+    if not given:
+        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
+    model, processor = load_model(folder)
+    run = predict_texts if is_text_model(folder) else predict_images
+    table, failed = Table("input", "class", "score"), 0
+    for prediction in run(model, processor, given, top, batch_size):
+        failed += prediction.error is not None
+        if as_json:
+            typer.echo(json.dumps(vars(prediction)))
+            continue
+        if prediction.error is not None:
+            errors.print(
+                f"Cannot read {prediction.source}: {prediction.error}", style="yellow", markup=False, soft_wrap=True
+            )
+        for number, (name, score) in enumerate(prediction.classes):
+            table.add_row(prediction.source if number == 0 else "", name, f"{score:.3f}")
+    if not as_json and table.row_count:
+        console.print(table)
+    if failed:
+        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (train, finetune, evaluate, predict, recipes):
+        app.command()(command)

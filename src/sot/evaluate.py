@@ -1,0 +1,154 @@
+"""Evaluate a trained model: scores, a table by class, a picture of what is mistaken for what."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm.data
+import torch
+from torch.utils.data import DataLoader
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+)
+
+from sot.data.images import ImageSet, load_images, stack
+from sot.data.text import TextData
+from sot.finetune import TextSet
+from sot.metrics import Array, image_scores, text_scores
+from sot.models.configuration import SoTConfig
+
+
+@dataclass
+class Evaluation:
+    """Scores, and by class: its name, how many samples, how many of them right, how many times predicted."""
+
+    scores: dict[str, float]
+    labels: list[str]
+    confusion: Array  # rows are true classes, columns predicted ones
+    note: str = ""
+
+    def by_class(self) -> list[tuple[str, int, float, float]]:
+        """Name, samples, recall and precision of every class that occurs."""
+        rows = []
+        for index, name in enumerate(self.labels):
+            samples, predicted = int(self.confusion[index].sum()), int(self.confusion[:, index].sum())
+            if samples or predicted:
+                right = int(self.confusion[index, index])
+                rows.append((name, samples, right / max(1, samples), right / max(1, predicted)))
+        return rows
+
+
+def load_model(folder: Path) -> tuple[Any, Any]:
+    """A trained model and its image processor or tokenizer, from a folder."""
+    is_text_model(folder)  # refuses what is no model
+    config = AutoConfig.from_pretrained(folder)
+    if not isinstance(config, SoTConfig):
+        raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
+    if config.layout is not None:
+        return AutoModelForImageClassification.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(
+            folder
+        )
+    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def is_text_model(folder: Path) -> bool:
+    """Whether a trained model reads texts rather than pictures."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is not a trained model: it has no config.json")
+    return not json.loads((folder / "config.json").read_text()).get("layout")
+
+
+@torch.inference_mode()
+def predict_batches(model: Any, batches: Iterable[dict[str, Any]]) -> Iterator[tuple[Array, Array]]:
+    """Logits in float32 and labels of every batch, on the device of the model."""
+    for batch in batches:
+        labels = batch.pop("labels")
+        inputs = {name: value.to(model.device) for name, value in batch.items()}
+        yield model(**inputs).logits.float().cpu().numpy(), labels.numpy()
+
+
+def _run(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) -> tuple[Array, Array]:
+    loader = DataLoader(data, batch_size=batch_size, collate_fn=collate)
+    parts = list(predict_batches(model, progress(loader)))
+    return np.concatenate([logits for logits, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+def evaluate_images(
+    folder: Path, data: str, batch_size: int, all_classes: bool, progress: Any, seed: int = 0
+) -> Evaluation:
+    """Scores on the validation part of `data`, whose classes are matched with the model's by name."""
+    model, processor = load_model(folder)
+    pictures = load_images(data, seed)
+    names = [model.config.id2label[index] for index in range(model.num_labels)]
+    unknown = [name for name in pictures.labels if name not in names]
+    if unknown:
+        raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
+    columns = np.array([names.index(name) for name in pictures.labels])
+
+    def transform(image: Any) -> torch.Tensor:
+        return torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])
+
+    logits, labels = _run(model, ImageSet(pictures.val, transform), stack, batch_size, progress)
+    if len(columns) < len(names) and not all_classes:
+        note = f"among the {len(columns)} classes of the data (of {len(names)} the model knows)"
+        return _evaluation(logits[:, columns], labels, pictures.labels, image_scores(logits[:, columns], labels), note)
+    labels = columns[labels]
+    return _evaluation(logits, labels, names, image_scores(logits, labels), f"among all {len(names)} classes")
+
+
+def imagenet_a_columns() -> list[int]:
+    """Which of ImageNet's 1000 classes are in ImageNet-A, as timm lists them."""
+    file = Path(timm.data.__file__).parent / "_info" / "imagenet_a_indices.txt"
+    return [int(line) for line in file.read_text().split()]
+
+
+def evaluate_text(folder: Path, data: TextData, batch_size: int, max_length: int, progress: Any) -> Evaluation:
+    """Scores on the development set with the metric of its task."""
+    if data.dev is None:
+        raise ValueError("there is no development set to evaluate on")
+    model, tokenizer = load_model(folder)
+    names = [model.config.id2label[index] for index in range(model.num_labels)]
+    if data.labels is not None and data.labels != names:
+        raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")
+    collate = DataCollatorWithPadding(tokenizer)
+    texts = TextSet(data.dev, tokenizer, max_length, data.labels is None)
+    logits, labels = _run(model, texts, collate, batch_size, progress)
+    scores = text_scores(data.metric, logits, labels)
+    if data.labels is None:
+        return Evaluation(scores, names, np.zeros((1, 1), dtype=int))
+    return _evaluation(logits, labels.astype(int), names, scores, "")
+
+
+def _evaluation(logits: Array, labels: Array, names: list[str], scores: dict[str, float], note: str) -> Evaluation:
+    confusion = np.zeros((len(names), len(names)), dtype=int)
+    np.add.at(confusion, (labels, logits.argmax(1)), 1)
+    return Evaluation(scores, names, confusion, note)
+
+
+def draw_confusion(evaluation: Evaluation) -> bytes:
+    """The confusion matrix, rows of true classes that sum to one, as PNG."""
+    from matplotlib.figure import Figure
+
+    shares = evaluation.confusion / np.maximum(1, evaluation.confusion.sum(1, keepdims=True))
+    size = min(14.0, 3 + 0.35 * len(evaluation.labels))
+    figure = Figure(figsize=(size, size), layout="constrained")
+    axes = figure.subplots()
+    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), ax=axes, shrink=0.7)
+    axes.set(xlabel="predicted", ylabel="true")
+    if len(evaluation.labels) <= 40:
+        axes.set_xticks(range(len(evaluation.labels)), evaluation.labels, rotation=90)
+        axes.set_yticks(range(len(evaluation.labels)), evaluation.labels)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()

@@ -1,0 +1,98 @@
+"""Fine-tune a text classifier: `sot finetune`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+from transformers import DataCollatorWithPadding, set_seed
+
+from sot.core.head import HeadConfig
+from sot.data.text import TextData, TextSplit
+from sot.engine import SoTTrainer, last_whole_checkpoint
+from sot.metrics import text_scores
+from sot.models.equip import equip
+from sot.models.modeling import SoTForSequenceClassification
+from sot.recipe import Recipe
+from sot.run import Report, model_card, open_run, write_atomically
+from sot.train import split_batch, training_arguments
+
+
+class TextSet(Dataset[dict[str, Any]]):
+    """Tokenised texts, or pairs of them, with their labels."""
+
+    def __init__(self, split: TextSplit, tokenizer: Any, max_length: int, regression: bool) -> None:
+        self.encoded = tokenizer(split.texts, split.pairs, truncation=True, max_length=max_length)
+        self.labels = split.labels if regression else [int(label) for label in split.labels]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        kept = ("input_ids", "attention_mask", "token_type_ids")
+        item = {key: self.encoded[key][index] for key in kept if key in self.encoded}
+        return {**item, "labels": self.labels[index]}
+
+
+def build_text_model(
+    model: str, data: TextData, recipe: Recipe, head: HeadConfig | None
+) -> SoTForSequenceClassification:
+    """The equipped model; `head` None is the conventional one, the class token alone."""
+    regression = data.labels is None
+    built = equip(
+        model,
+        labels=data.labels or ["score"],
+        head=head or HeadConfig(fusion="class"),
+        label_smoothing=recipe.label_smoothing,
+        problem_type="regression" if regression else "single_label_classification",
+    )
+    if not isinstance(built, SoTForSequenceClassification):
+        raise ValueError(f"{model} is a model for images; accepted: a text model of Hugging Face, by name or folder")
+    if built.processor is None:
+        raise ValueError(f"{model} has no tokenizer beside it")
+    return built
+
+
+def fine_tune(
+    model: str,
+    data: TextData,
+    name: str,
+    out: Path,
+    recipe: Recipe,
+    head: HeadConfig | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    accumulation: int = 1,
+    report_to: str = "tensorboard",
+) -> dict[str, float]:
+    """Fine-tune on `data` (called `name`) and leave the run in `out`; returns its last evaluation."""
+    if data.train is None or data.dev is None:
+        raise ValueError(f"{name} needs a training and a development set")
+    batches = split_batch(recipe, accumulation)
+    set_seed(recipe.seed)
+    built = build_text_model(model, data, recipe, head)
+    tokenizer, regression = built.processor, data.labels is None
+    settings = None if head is None else asdict(head)
+    identity = {"command": "finetune", "model": model, "data": name, "head": settings}
+    open_run(out, identity, recipe, resume, overwrite)
+    checkpoint = last_whole_checkpoint(out) if resume else None
+    trainer = SoTTrainer(
+        recipe,
+        model=built,
+        args=training_arguments(recipe, out, {**batches, "report_to": report_to}),
+        train_dataset=TextSet(data.train, tokenizer, recipe.max_length, regression),
+        eval_dataset=TextSet(data.dev, tokenizer, recipe.max_length, regression),
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=lambda p: text_scores(data.metric, np.asarray(p.predictions), np.asarray(p.label_ids)),
+    )
+    trainer.add_callback(Report(out, model))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
+    if trainer.is_world_process_zero():
+        built.save_pretrained(out)
+        write_atomically(out / "README.md", model_card(identity, recipe, metrics, data.labels or ["score"]))
+    return metrics

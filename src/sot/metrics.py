@@ -1,0 +1,65 @@
+"""Scores of predictions; scikit-learn and SciPy do the counting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import f1_score, matthews_corrcoef
+
+Array = NDArray[Any]
+
+
+def top_k(logits: Array, labels: Array, k: int) -> float:
+    """Share of samples whose class is among the `k` likeliest; ties go to the smaller class number."""
+    order = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    return float((order == labels[:, None]).any(1).mean())
+
+
+def cross_entropy(logits: Array, labels: Array) -> float:
+    """Mean negative log-likelihood."""
+    return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
+
+
+def calibration_error(logits: Array, labels: Array, bins: int = 15) -> float:
+    """Expected calibration error: how far confidence and accuracy are apart, over equal bins of confidence."""
+    probabilities = np.exp(log_softmax(logits, axis=1))
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+    where = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    gaps = [abs(confidence[where == b].mean() - right[where == b].mean()) * (where == b).mean() for b in set(where)]
+    return float(sum(gaps))
+
+
+def image_scores(logits: Array, labels: Array) -> dict[str, float]:
+    """What `sot evaluate` prints for pictures."""
+    return {
+        "accuracy": top_k(logits, labels, 1),
+        "top5": top_k(logits, labels, 5),
+        "loss": cross_entropy(logits, labels),
+        "calibration_error": calibration_error(logits, labels),
+    }
+
+
+def _classes(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+    return lambda logits, labels: float(score(labels.astype(int), logits.argmax(1)))
+
+
+TEXT_SCORES: dict[str, Callable[[Array, Array], float]] = {
+    "accuracy": _classes(lambda labels, predicted: float((labels == predicted).mean())),
+    "mcc": _classes(matthews_corrcoef),
+    "f1": _classes(f1_score),
+    "pearson": lambda logits, labels: float(pearsonr(logits.reshape(-1), labels).statistic),
+    "spearman": lambda logits, labels: float(spearmanr(logits.reshape(-1), labels).statistic),
+}
+
+
+def text_scores(metric: str, logits: Array, labels: Array) -> dict[str, float]:
+    """The score of a GLUE task, with the accuracy (or Spearman's correlation) beside it."""
+    if metric not in TEXT_SCORES:
+        raise ValueError(f"unknown metric {metric!r}; accepted: {', '.join(TEXT_SCORES)}")
+    names = dict.fromkeys([metric, "spearman" if metric == "pearson" else "accuracy"])
+    return {name: TEXT_SCORES[name](logits, labels) for name in names}

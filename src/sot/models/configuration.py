@@ -1,0 +1,107 @@
+"""Configuration of a backbone with a second-order head, as transformers saves it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.configuration_utils import SubConfigSpec
+
+from sot.core.head import HeadConfig
+
+POSITIONS = ("first", "last")
+BACKBONE_SETTINGS = {  # read from and written to the backbone's configuration, which alone has them
+    "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "num_hidden_layers", "num_attention_heads",
+    "intermediate_size", "max_position_embeddings", "image_size", "patch_size", "num_channels",
+}  # fmt: skip
+
+
+class SoTConfig(PreTrainedConfig):
+    """Configuration of a backbone with a second-order head.
+
+    Args:
+        backbone_config: Configuration of the backbone; of timm models a TimmWrapperConfig.
+        head: Fields of HeadConfig.
+        layout: Fields of Layout: where an image backbone has its tokens.
+        embed: Token embedding in place of the backbone's own (image backbones of timm), or None.
+        class_position: Which kept token of a text is its class token: "first" or "last".
+        class_pooler: Whether the class token goes through the backbone's own pooler, as BERT's does.
+        label_smoothing: Of the cross-entropy.
+    """
+
+    model_type = "sot"
+    sub_configs_defaults: ClassVar[dict[str, Any]] = {
+        "backbone_config": SubConfigSpec(config_class=AutoConfig, model_type="bert")
+    }
+
+    backbone_config: dict[str, Any] | PreTrainedConfig | None = None
+    head: dict[str, Any] | None = None
+    layout: dict[str, Any] | None = None
+    embed: str | None = None
+    class_position: str = "first"
+    class_pooler: bool = False
+    label_smoothing: float = 0.0
+    tie_word_embeddings: bool = True  # lets transformers save what a backbone shares between its own modules
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        self.head = HeadConfig.from_dict(self.head or {}).to_dict()
+        if self.class_position not in POSITIONS:
+            raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
+        if self.head["fusion"] == "late" and self.problem_type not in (None, "single_label_classification"):
+            raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {self.problem_type}")
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the tokens."""
+        return int(self.layout["dim"]) if self.layout else token_width(self.backbone_config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in BACKBONE_SETTINGS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.__dict__.get("backbone_config"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        backbone = self.__dict__.get("backbone_config")
+        if name in BACKBONE_SETTINGS and hasattr(backbone, name):
+            return setattr(backbone, name, value)
+        if name == "output_attentions" and value:
+            self._attn_implementation = "eager"  # the only one that has them
+        super().__setattr__(name, value)
+
+    @classmethod
+    def get_config_dict(cls, name: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """As usual; that of a bare backbone becomes what `equip` makes of it, with a new head."""
+        settings, kwargs = super().get_config_dict(name, **kwargs)
+        own = settings.get("model_type", cls.model_type) == cls.model_type
+        return settings if own else equipped_settings(settings, name), kwargs
+
+
+def token_width(config: Any) -> int:
+    """Width of the last hidden state of a transformers model."""
+    widths = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
+    if widths[-1] is None:
+        raise ValueError(f"{type(config).__name__} does not say how wide its tokens are")
+    return int(widths[-1])
+
+
+def is_encoder_decoder(config: Any) -> bool:
+    """Whether the family is (T5 and its kin): the configuration of its encoder alone says it is not."""
+    return bool(type(config).is_encoder_decoder)
+
+
+def equipped_settings(settings: dict[str, Any], name: Any) -> dict[str, Any]:
+    """Configuration of a bare backbone with the default head; other checkpoints name their weights otherwise."""
+    from sot.models.equip import equip  # which imports this module
+    from sot.models.modeling import build_backbone
+
+    with torch.device("meta"):
+        model = build_backbone(AutoConfig.for_model(**settings), pooler=False)
+        if type(model).__name__ not in (settings.get("architectures") or []):
+            raise ValueError(f"{name} is no bare backbone: give it a second-order head by sot.equip")
+        equipped = equip(model, 2).config.to_dict()
+    return {key: value for key, value in equipped.items() if key not in ("id2label", "label2id")}
+
+
+AutoConfig.register("sot", SoTConfig)
