@@ -17,7 +17,7 @@ def sot(*arguments, cwd=None):
 def test_help_leads_to_every_command():
     result = sot("--help")
     assert result.returncode == 0
-    for command in ("models", "convert"):
+    for command in ("models", "backbones", "convert", "train", "finetune", "evaluate", "predict", "recipes"):
         assert command in result.stdout and sot(command, "-h").returncode == 0
 
 

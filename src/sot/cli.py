@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
+from sot.cli_runs import console, errors, register
 from sot.core.head import Fusion
+
+if TYPE_CHECKING:
+    from sot.models.survey import Backbone
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,8 +22,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
-errors = Console(stderr=True)
 
 
 @app.callback()
@@ -62,6 +63,49 @@ def models(
 
 
 @app.command()
+def backbones(
+    pattern: Annotated[
+        str | None, typer.Argument(help="Wildcard over all timm names; one small model of each family by default.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every architecture of timm.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per architecture.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/backbones.md.")] = False,
+) -> None:
+    """List timm's architectures: where each has its tokens, or why it is refused."""
+    from sot.models.survey import COLUMNS, find_backbones, markdown, probe
+
+    if as_json and as_markdown:
+        raise ValueError("--json and --markdown exclude each other")
+    if everything and pattern is not None:
+        raise ValueError(f"--all and the pattern {pattern!r} exclude each other")
+    names = find_backbones("*" if everything else pattern)
+    progress = track(names, "Probing", console=errors, transient=True, disable=not errors.is_terminal)
+    found = [probe(name) for name in progress]
+    if as_json:
+        for backbone in found:
+            typer.echo(json.dumps(backbone.to_dict()))
+        return
+    if as_markdown:
+        typer.echo(markdown(found))
+        return
+    _show_backbones(found, COLUMNS)
+
+
+def _show_backbones(found: list[Backbone], columns: tuple[str, ...]) -> None:
+    refused = [backbone for backbone in found if backbone.layout is None]
+    if len(refused) < len(found):
+        headers = [Column(name, no_wrap=name == "model", overflow="fold") for name in columns]
+        table = Table(*headers, caption="norm: the backbone's own that comes next, ours, or none.")
+        for backbone in found:
+            if backbone.layout is not None:
+                table.add_row(*backbone.cells())
+        console.print(table)
+    for backbone in refused:
+        console.print(f"{backbone.model}: {backbone.reason}", style="yellow", highlight=False, soft_wrap=True)
+    console.print(f"{len(found) - len(refused)} work, {len(refused)} refused.")
+
+
+@app.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="Weights of the authors' code: .pth, .pt, .tar or .safetensors.")],
     target: Annotated[Path, typer.Argument(help="Where to write ours: a .safetensors file.")],
@@ -83,6 +127,9 @@ def convert(
     model = load_converted(result.state, fusion.value)
     write_weights(model, target)
     console.print(f"Wrote {target} for {model.default_cfg['architecture']}.", soft_wrap=True)
+
+
+register(app)
 
 
 def main() -> None:

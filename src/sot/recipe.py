@@ -41,6 +41,7 @@ class Recipe:
     # the model
     head: dict[str, Any] = field(default_factory=dict)
     drop_path: float = 0.0
+    model_args: dict[str, Any] = field(default_factory=dict)  # further arguments of the timm model
     # images
     img_size: int | None = None
     mixup: float = 0.0  # alpha of the beta distribution

@@ -66,7 +66,7 @@ def world_size() -> int:
 def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
-    arguments = {key: value for key, value in wanted.items() if value is not None}
+    arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
     smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
     options: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
 

@@ -29,7 +29,7 @@ from sot.core.head import HeadConfig
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.from_timm import check_twin, folder_config, recover_arguments, timm_layout, timm_name, timm_processor
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
-from sot.models.tokens import WITHOUT_NORM, Layout, find_layout
+from sot.models.tokens import Layout, find_layout
 
 logger = logging.getLogger("sot")
 
@@ -134,7 +134,7 @@ def _equip_timm(
         model_args, recovered = recover_arguments(model), True
     architecture = model.pretrained_cfg["architecture"]
     layout = timm_layout(architecture, model_args, embed)
-    head = _fit_head(head, layout.has_class_token, needs_norm=type(model).__name__ in WITHOUT_NORM)
+    head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
     config = SoTConfig(backbone_config=backbone, head=head.to_dict(), layout=layout.to_dict(), embed=embed, **settings)
     equipped = SoTForImageClassification(config)

@@ -93,6 +93,15 @@ class SoTPreTrainedModel(PreTrainedModel):
         """The backbone's; timm's have none, and peft asks whatever there is for its parameters."""
         return self.backbone.get_input_embeddings() or nn.Identity()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As usual, with every weight aligned: mapped from a file, some kernels would round the last bit otherwise."""
+        loaded = super().from_pretrained(*args, **kwargs)
+        for tensor in (loaded[0] if isinstance(loaded, tuple) else loaded).parameters():
+            if type(tensor) is nn.Parameter and tensor.device.type == "cpu" and tensor.data_ptr() % 64:
+                tensor.data = tensor.data.clone()
+        return loaded
+
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As usual, with the image processor or tokenizer beside it."""
         super().save_pretrained(save_directory, *args, **kwargs)

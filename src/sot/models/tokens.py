@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.layers import (
+    RmsNorm,
+    RmsNorm2d,
+    RmsNorm2dFp32,
+    RmsNormFp32,
+    SimpleNorm,
+    SimpleNorm2d,
+    SimpleNorm2dFp32,
+    SimpleNormFp32,
+)
 from torch import Tensor, nn
 
 
@@ -25,8 +36,9 @@ class Tokens:
 class Layout:
     """Where the tokens are in what an image backbone returns, found once and saved with the model.
 
-    `norm` names the backbone's own normalisation that its features have not passed yet; `unused` names what is left of
-    its classifier, which would otherwise sit in the model without a gradient.
+    `norm` names the backbone's own normalisation that its features have not passed yet; `needs_norm` says that there is
+    none, before or after them, so that one belongs in front of the head; `unused` names what is left of its classifier,
+    which would otherwise sit in the model without a gradient.
     """
 
     dim: int
@@ -35,6 +47,7 @@ class Layout:
     num_prefix_tokens: int = 0
     norm: str | None = None
     unused: list[str] = field(default_factory=list)
+    needs_norm: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary for a configuration file."""
@@ -51,11 +64,20 @@ def split(features: Tensor, layout: Layout, norm: nn.Module | None, image_size: 
         features = features if layout.format == "NHWC" else features.permute(0, 2, 3, 1)  # (batch, H, W, dim)
         grid = (features.shape[1], features.shape[2])
         features = features.flatten(1, 2)
-    if norm is not None:  # a LayerNorm of maps has the same weights, over channels that are last here
-        features = F.layer_norm(features, (layout.dim,), norm.weight, norm.bias, norm.eps)  # type: ignore[arg-type]
+    if norm is not None:
+        features = apply_norm(norm, features)
     words = features[:, layout.num_prefix_tokens :]
     class_token = features[:, 0] if layout.has_class_token else None
     return Tokens(class_token, words, None, grid or guess_grid(words.shape[1], image_size))
+
+
+def apply_norm(norm: Any, features: Tensor) -> Tensor:
+    """A backbone's own norm on `(batch, tokens, dim)`; those of maps want their channels second."""
+    if isinstance(norm, nn.LayerNorm):  # its functional form is the same for maps: channels are last here
+        return F.layer_norm(features, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    if isinstance(norm, MAP_NORMS):
+        return norm(features.mT.unsqueeze(-1)).squeeze(-1).mT
+    return norm(features)
 
 
 def guess_grid(num_words: int, image_size: tuple[int, int]) -> tuple[int, int] | None:
@@ -76,13 +98,30 @@ def pit_features(model: Any, image: Tensor) -> Tensor:
     return model.norm(torch.cat([prefix, words.flatten(2).mT], dim=1))
 
 
-FETCH: dict[str, Callable[[Any, Tensor], Tensor]] = {"PoolingVisionTransformer": pit_features}
+def gemma_features(model: Any, image: Tensor) -> Tensor:
+    """Gemma's encoder asks whether any patch is padding, which takes values: patches of a whole image never are."""
+    encoder = getattr(model, "encoder", model)
+    embedded, positions, _ = encoder.patch_embed(image)
+    return encoder._encode(embedded, positions, torch.zeros(1, dtype=torch.bool, device="cpu"))
+
+
+FETCH: dict[str, Callable[[Any, Tensor], Tensor]] = {  # class of the model, and how its tokens are had
+    "PoolingVisionTransformer": pit_features,
+    "Gemma4VitClassifier": gemma_features,
+    "Gemma4VitEncoder": gemma_features,
+}
 REFUSED = {  # class of the model, and why
     "CrossVit": "it returns two token sequences of different widths",
     "CoaT": "its parallel stages return several token sequences; CoaT-lite works",
-    "EfficientViM": "it returns one map for each stage",
+    "EfficientViM": "it returns one token sequence for each stage, of different widths",
+    "EfficientViMDistilled": "it returns one token sequence for each stage, of different widths",
 }
-WITHOUT_NORM = {"PyramidVisionTransformerV2", "Levit", "LevitDistilled"}  # a LayerNorm of our own goes first
+WITHOUT_NORM = {  # attention whose last residual sum nothing normalises: a LayerNorm of our own goes first
+    *("Levit", "LevitDistilled", "EfficientVit", "EfficientVitLarge", "EfficientVitMsra", "SHViT", "IFormer"),
+    *("LowFormer", "CPUBone", "Gemma4VitEncoder"),
+}
+MAP_NORMS = (RmsNorm2d, RmsNorm2dFp32, SimpleNorm2d, SimpleNorm2dFp32)
+SEQUENCE_NORMS = (nn.LayerNorm, nn.RMSNorm, RmsNorm, RmsNormFp32, SimpleNorm, SimpleNormFp32)
 
 
 def timm_features(model: nn.Module, image: Tensor) -> Any:
@@ -93,58 +132,91 @@ def timm_features(model: nn.Module, image: Tensor) -> Any:
 
 # --- finding the layout of a backbone ----------------------------------------------------------------------
 
-NORM_NAMES = ("fc_norm", "head.norm", "layernorm", "norm", "pooler.layernorm")
+NORM_NAMES = ("fc_norm", "head.norm", "layernorm", "norm", "pooler.layernorm", "merger.norm")
 
 
 def find_layout(model: nn.Module, features: Callable[[], Any], format: str | None, num_prefix: int | None) -> Layout:
     """The layout of `features()`, a forward pass of `model` with gradients; on the meta device it costs nothing."""
     name = type(model).__name__
+    called: set[nn.Module] = set()
+    hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in model.modules()]
     output = features()
+    for hook in hooks:
+        hook.remove()
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         why = REFUSED.get(name, f"its features are {shape}, not tokens (batch, tokens, dim) or a map")
         raise ValueError(f"{name} has no word tokens to pool: {why}")
-    class_tokens = [p for name, p in model.named_parameters() if name.split(".")[-1].startswith("cls_token")]
-    has_class_token = bool(class_tokens)
+    idle = idle_parameters(model, output)
+    class_tokens = [p for n, p in model.named_parameters() if _last(n).startswith("cls_token") and n not in idle]
     if num_prefix is None:  # CaiT, XCiT, PiT and others do not say: count what their class token parameter holds
-        num_prefix = class_tokens[-1].shape[1] if has_class_token else 0
-    format = (format or "NCHW") if output.ndim == 4 else "NLC"
-    dim = output.shape[1] if format == "NCHW" else output.shape[-1]
+        num_prefix = class_tokens[-1].shape[1] if class_tokens else 0
     if output.ndim == 3 and output.shape[1] <= num_prefix:
         raise ValueError(f"{name} has no word tokens to pool: it returns its class token alone")
-    unused = unused_modules(model, output)
-    norm = next((name for name in NORM_NAMES if name in unused and _is_layer_norm(model, name, dim)), None)
-    unused = [other for other in unused if other != norm]
+    sequence = output.ndim == 3
+    format = "NLC" if sequence else format or "NCHW"
+    dim = output.shape[1] if format == "NCHW" else output.shape[-1]
+    norm = pending_norm(model, dim, idle, called)
+    switched_off = sequence and isinstance(getattr(model, "norm", None), nn.Identity)  # some of EVA's, on purpose
     return Layout(
-        dim, format, has_class_token and output.ndim == 3, num_prefix if output.ndim == 3 else 0, norm, unused
+        dim=dim,
+        format=format,
+        has_class_token=sequence and bool(class_tokens),
+        num_prefix_tokens=num_prefix if sequence else 0,
+        norm=norm,
+        unused=unused_modules(model, {name for name in idle if norm is None or not name.startswith(f"{norm}.")}),
+        needs_norm=norm is None and (name in WITHOUT_NORM or switched_off),
     )
 
 
-def _is_layer_norm(model: nn.Module, name: str, dim: int) -> bool:
-    module = model.get_submodule(name)
-    return isinstance(module, nn.LayerNorm) and module.normalized_shape == (dim,) and module.weight is not None
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
-def unused_modules(model: nn.Module, output: Tensor) -> list[str]:
-    """Names of the largest modules (or single parameters) that `output` does not depend on."""
-    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(output.sum(), list(parameters.values()), allow_unused=True)
-    idle = {name for name, gradient in zip(parameters, gradients) if gradient is None}
+def pending_norm(model: nn.Module, dim: int, idle: set[str], called: set[nn.Module]) -> str | None:
+    """Name of the norm that the backbone would apply next: over `dim`, without part in the features so far."""
+    modules = dict(model.named_modules())
+    for name in NORM_NAMES:
+        norm: Any = modules.get(name)
+        if not isinstance(norm, SEQUENCE_NORMS + MAP_NORMS) or tuple(norm.normalized_shape) != (dim,):
+            continue
+        weights = {f"{name}.{weight}" for weight, _ in norm.named_parameters()}
+        if weights <= idle if weights else norm not in called:
+            return name
+    return None
+
+
+def idle_parameters(model: nn.Module, output: Tensor) -> set[str]:
+    """Names of the trainable parameters that `output` does not depend on."""
+    used = used_parameters(output)
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in used}
+
+
+def used_parameters(output: Tensor) -> set[Tensor]:
+    """The parameters that `output` was computed from, read off its graph: no backward pass, which some devices lack."""
+    found: set[Tensor] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
+        if hasattr(node, "variable"):  # a leaf
+            found.add(node.variable)
+    return found
+
+
+def unused_modules(model: nn.Module, idle: set[str]) -> list[str]:
+    """Names of the largest modules (or single parameters) that hold idle parameters only."""
     found: list[str] = []
     for name, module in model.named_modules():
         inside = [f"{name}.{inner}" for inner, _ in module.named_parameters()]
         covered = any(name.startswith(f"{outer}.") for outer in found)
         if name and inside and not covered and all(parameter in idle for parameter in inside):
             found.append(name)
-    found += [name for name in idle if not any(name.startswith(f"{outer}.") for outer in found)]
-    # the norm inside an otherwise empty classifier head is what matters, not the head around it
-    return sorted(
-        f"{name}.norm" if f"{name}.norm.weight" in idle and _only_norm(model, name) else name for name in found
-    )
-
-
-def _only_norm(model: nn.Module, name: str) -> bool:
-    return all(inner.startswith("norm.") for inner, _ in model.get_submodule(name).named_parameters())
+    return sorted(found + [name for name in idle if not any(name.startswith(f"{outer}.") for outer in found)])
 
 
 def remove_unused(model: nn.Module, names: list[str]) -> None:
@@ -156,3 +228,21 @@ def remove_unused(model: nn.Module, names: list[str]) -> None:
             getattr(owner, child).requires_grad_(False)
         else:
             setattr(owner, child, nn.Identity())
+    teach_buffers(model)
+
+
+def teach_buffers(model: nn.Module) -> None:
+    """Give modules of timm that forget it a way to fill their unsaved buffers after loading, as the others have."""
+    for module in model.modules():
+        fill = FILL_BUFFERS.get(type(module).__name__)
+        if fill is not None and not hasattr(module, "init_non_persistent_buffers"):
+            vars(module)["init_non_persistent_buffers"] = partial(fill, module)
+
+
+def fill_attention_mask(block: Any) -> None:
+    """Swin v2's mask of shifted windows."""
+    if block.attn_mask is not None:
+        block.attn_mask = block.get_attn_mask(device=block.attn_mask.device, dtype=block.attn_mask.dtype)
+
+
+FILL_BUFFERS: dict[str, Callable[[Any], None]] = {"SwinTransformerV2Block": fill_attention_mask}
