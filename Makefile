@@ -28,8 +28,8 @@ test: lint types ## Lint, type-check and run every test that is not slow
 test-slow: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-demo: setup ## Show the models of the paper, counted here and as printed there
-	$(BIN)/sot models
+demo: setup ## Train class token, word tokens and both on bundled real pictures, and compare
+	$(BIN)/sot demo
 
 constraints: setup ## Record the exact versions of this .venv for everyone
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt

@@ -1,17 +1,45 @@
 """The command line, as people type it."""
 
+import io
 import json
+import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 import torch
 from test_convert import build, official
 
+from sot.cli import main
+
+
+@dataclass
+class Result:
+    returncode: int
+    stdout: str
+    stderr: str
+
 
 def sot(*arguments, cwd=None):
-    command = [sys.executable, "-m", "sot", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
+    """What a command prints and returns, run in this process: importing torch anew for each would take minutes."""
+    before, output, errors, code = os.getcwd(), io.StringIO(), io.StringIO(), 0
+    os.chdir(cwd or before)
+    try:
+        with redirect_stdout(output), redirect_stderr(errors), patch.object(sys, "argv", ["sot", *map(str, arguments)]):
+            main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        os.chdir(before)
+    return Result(code, output.getvalue(), errors.getvalue())
+
+
+def test_it_runs_as_a_program():
+    result = subprocess.run([sys.executable, "-m", "sot", "--help"], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0 and "Commands" in result.stdout
 
 
 def test_help_leads_to_every_command():

@@ -128,9 +128,9 @@ def _text_data(
 
     if task is not None:
         return load_task(task, data), task
-    if data is None:
+    if data is None and dev is None:
         raise ValueError("name a --task, or give --data a table with columns --text and --label")
-    return load_table(data, dev, Columns(text, pair, label)), data.name
+    return load_table(data, dev, Columns(text, pair, label)), str((data or dev).name)  # type: ignore[union-attr]
 
 
 TaskOption = Annotated[
@@ -249,7 +249,32 @@ def predict(
         raise ValueError(f"{failed} of {len(given)} inputs could not be read")
 
 
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the picture.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="How many seeds for each head.", min=1)] = 3,
+    settings: SetOption = None,
+) -> None:
+    """Train class token, word tokens and both on real pictures, and compare: minutes on a laptop."""
+    from transformers.utils import logging
+
+    from sot.demo import run_demo, summary
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    accuracies = run_demo(out, range(seeds), lambda text: errors.print(text, highlight=False), settings or [])
+    table = Table("head", title=f"digits, accuracy in % over {seeds} seeds")
+    table.add_column("mean", justify="right")
+    table.add_column("spread", justify="right")
+    for row in summary(accuracies):
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"Curves: {out / 'demo.png'}. Next: sot train --model deit_tiny_patch16_224 --data FOLDER --out RUN",
+        soft_wrap=True,
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    for command in (train, finetune, evaluate, predict, recipes):
+    for command in (train, finetune, evaluate, predict, recipes, demo):
         app.command()(command)

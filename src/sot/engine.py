@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 EMA_FILE = "ema.safetensors"
 
 
-class Diverged(RuntimeError):
+class Diverged(ValueError):
     """The loss is no longer a number."""
 
 

@@ -38,6 +38,7 @@ def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) ->
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
         disable_tqdm=not sys.stderr.isatty(),
+        dataloader_pin_memory=torch.cuda.is_available(),
         **batches,
     )
 
@@ -110,12 +111,13 @@ class ImageTrainer(SoTTrainer):
     data_collator: Any
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """As usual, with nothing mixed."""
+        """As usual, with nothing mixed and nothing left out."""
         collate, self.data_collator = self.data_collator, stack
+        drop, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
         try:
             return super().get_eval_dataloader(*args, **kwargs)
         finally:
-            self.data_collator = collate
+            self.data_collator, self.args.dataloader_drop_last = collate, drop
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Logits in float32, whatever the model computes in."""

@@ -1,0 +1,313 @@
+"""Training commands end to end, on tiny models: resume after kill -9, damage, NaN, evaluation, prediction."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.metrics import matthews_corrcoef, top_k_accuracy_score
+from test_cli import sot
+
+from sot.core.head import HeadConfig
+from sot.data.images import Collate, ImageSet, load_images, seeded
+from sot.engine import Average, Diverged, is_whole, last_whole_checkpoint, learning_rate_factor, parameter_groups
+from sot.metrics import calibration_error, cross_entropy, text_scores, top_k
+from sot.models.equip import equip
+from sot.recipe import Recipe, load_recipe
+from sot.train import train_images
+
+SETTINGS = [
+    *(
+        "epochs=2",
+        "batch_size=16",
+        "img_size=32",
+        "ema=0.9",
+        "mixup=0.8",
+        "cutmix=1.0",
+        "erasing=0.25",
+        "drop_path=0.1",
+    ),
+    "head={heads: 2, left_dim: 3, right_dim: 3, dropout: 0.5}",
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Three classes of coloured noise: 48 pictures to train on, 12 to validate on."""
+    root, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for split, count in (("train", 16), ("val", 4)):
+        for number, name in enumerate(("red", "green", "blue")):
+            (root / split / name).mkdir(parents=True)
+            for index in range(count):
+                noise = draw.integers(0, 80, (20, 24, 3), dtype=np.uint8)
+                noise[..., number] += 120
+                Image.fromarray(noise).save(root / split / name / f"{index}.png")
+    return root
+
+
+def arguments(pictures, out, *more):
+    options = [option for setting in SETTINGS for option in ("--set", setting)]
+    return ["train", "--model", "test_vit", "--data", pictures, "--out", out, "--log", "none", *options, *more]
+
+
+@pytest.fixture(scope="module")
+def finished(pictures, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "finished"
+    result = sot(*arguments(pictures, out))
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def test_a_run_folder_holds_everything(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"config.json", "model.safetensors", "preprocessor_config.json", "recipe.yaml", "metrics.csv"} <= names
+    assert {"metrics.json", "curves.png", "README.md", "run.json"} <= names
+    rows = json.loads((finished / "metrics.json").read_text())
+    assert [row["epoch"] for row in rows] == [1, 2] and all("eval_accuracy" in row for row in rows)
+    assert load_recipe(str(finished / "recipe.yaml")).ema == 0.9
+    assert Image.open(finished / "curves.png").size[0] > 500
+    config = json.loads((finished / "config.json").read_text())
+    assert config["id2label"] == {"0": "blue", "1": "green", "2": "red"}
+
+
+@pytest.mark.parametrize("moment", ["after the first checkpoint", "while the second is written"])
+def test_killed_and_resumed_ends_with_the_same_bits(moment, pictures, finished, tmp_path):
+    out = tmp_path / "killed"
+    command = [sys.executable, "-m", "sot", *map(str, arguments(pictures, out))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.time() + 240
+
+    def ready():
+        if moment == "after the first checkpoint":
+            return (out / "checkpoint-3").exists()
+        return any((out / "unfinished").glob("checkpoint-6/*"))
+
+    while not ready() and process.poll() is None and time.time() < deadline:
+        time.sleep(0.002)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "model.safetensors").exists()
+    result = sot(*arguments(pictures, out, "--resume"))
+    assert result.returncode == 0, result.stderr
+    expected, actual = load_file(finished / "model.safetensors"), load_file(out / "model.safetensors")
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(pictures, finished, tmp_path, caplog):
+    out = tmp_path / "damaged"
+    subprocess.run(["cp", "-r", str(finished), str(out)], check=True)
+    (out / "model.safetensors").unlink()
+    with (out / "checkpoint-6" / "model.safetensors").open("r+b") as file:
+        file.seek(2000)
+        file.write(b"damage")
+    assert not is_whole(out / "checkpoint-6") and last_whole_checkpoint(out) == out / "checkpoint-3"
+    assert "checkpoint-6 is damaged or unfinished: falling back to the one before" in caplog.text
+    result = sot(*arguments(pictures, out, "--resume"))
+    assert result.returncode == 0, result.stderr
+    expected, actual = load_file(finished / "model.safetensors"), load_file(out / "model.safetensors")
+    assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_nan_loss_stops_with_step_rate_and_checkpoint(pictures, tmp_path):
+    recipe = Recipe(epochs=1, batch_size=16, img_size=32, lr=1e30, head={"heads": 2, "left_dim": 3, "right_dim": 3})
+    with pytest.raises(Diverged, match=r"the loss is (nan|inf) at step \d+, learning rate .*no checkpoint yet"):
+        train_images("test_vit", str(pictures), tmp_path / "nan", recipe, HeadConfig(**recipe.head), report_to="none")
+
+
+def test_evaluate_agrees_with_predict_and_says_among_which_classes(pictures, finished, tmp_path):
+    picture = tmp_path / "confusion.png"
+    result = sot("evaluate", finished, "--data", pictures, "--json", "--confusion", picture)
+    assert result.returncode == 0, result.stderr
+    scores = json.loads(result.stdout)
+    assert scores["note"] == "among all 3 classes" and picture.is_file()
+    files = sorted((pictures / "val").rglob("*.png"))
+    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    result = sot("predict", finished, *files, tmp_path / "broken.png", "--json", "--batch-size", "5")
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert result.returncode == 2 and "1 of 13 inputs could not be read" in result.stderr
+    assert rows[-1]["error"] and len(rows) == 13
+    right = [row["classes"][0][0] == Path(row["source"]).parent.name for row in rows[:-1]]
+    assert np.mean(right) == pytest.approx(scores["accuracy"])
+    assert all(sum(score for _, score in row["classes"]) == pytest.approx(1, abs=1e-5) for row in rows[:-1])
+
+
+def test_conventional_head_and_models_without_class_token(pictures, tmp_path):
+    for model in ("test_vit", "test_resnet"):
+        out = tmp_path / model
+        options = ["--head", "none", "--set", "epochs=1", "--set", "batch_size=16", "--set", "img_size=32"]
+        result = sot("train", "--model", model, "--data", pictures, "--out", out, "--log", "none", *options)
+        assert result.returncode == 0, result.stderr
+        head = json.loads((out / "config.json").read_text())["head"]
+        assert (head["fusion"], head["pool"]) == (("class", "mgcrp") if model == "test_vit" else ("word", "gap"))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (["--data", "nowhere"], "unknown data 'nowhere'; accepted: digits, a folder"),
+        (["--recipe", "sot_huge"], "unknown recipe 'sot_huge'"),
+        (["--set", "rate=1"], "unknown recipe key 'rate'"),
+        (["--head", "pool=avg"], "unknown pool 'avg'"),
+        (["--head", "pool"], "key=value, got 'pool'"),
+        (["--model", "no_such_net"], "unknown model 'no_such_net'"),
+        (["--recipe", "bert"], "recipe bert is for text"),
+        (["--set", "batch_size=0"], "batch_size must be at least 1"),
+        (["--log", "paper"], "--log must be tensorboard"),
+    ],
+)
+def test_mistakes_end_before_any_training(change, message, tmp_path):
+    base = {"--model": "test_vit", "--data": "digits", "--out": str(tmp_path / "out")}
+    base |= dict([change])
+    result = sot("train", *(word for pair in base.items() for word in pair))
+    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_run_is_refused_and_another_model_cannot_resume_it(pictures, finished):
+    result = sot(*arguments(pictures, finished))
+    assert result.returncode == 2 and "exists: continue it with --resume or replace it" in result.stderr
+    other = [word if word != "test_vit" else "test_vit2" for word in arguments(pictures, finished, "--resume")]
+    result = sot(*other)
+    assert result.returncode == 2 and "is a run of model 'test_vit', not 'test_vit2'" in result.stderr
+
+
+def test_folders_of_pictures_that_cannot_be_used(tmp_path):
+    (tmp_path / "one" / "a").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds no pictures"):
+        load_images(str(tmp_path / "one"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "one" / "a" / "x.png")
+    with pytest.raises(ValueError, match="at least two classes"):
+        load_images(str(tmp_path / "one"))
+    for split, names in (("train", "ab"), ("val", "ac")):
+        for name in names:
+            (tmp_path / "two" / split / name).mkdir(parents=True)
+            Image.new("RGB", (8, 8)).save(tmp_path / "two" / split / name / "x.png")
+    with pytest.raises(ValueError, match="differ: b, c"):
+        load_images(str(tmp_path / "two"))
+
+
+def test_unreadable_pictures_are_named_and_more_than_one_percent_ends_the_run(caplog):
+    class Source:
+        def __init__(self, bad):
+            self.bad = bad
+
+        def __len__(self):
+            return 150
+
+        def __getitem__(self, index):
+            if index in self.bad:
+                raise OSError("truncated")
+            return Image.new("RGB", (4, 4)), index % 2
+
+    good = ImageSet(Source({7}), lambda image: torch.zeros(3, 4, 4))
+    assert [good[i]["labels"] for i in (6, 7, 8)] == [0, 0, 0] and "number 7" in caplog.text
+    bad = ImageSet(Source({1, 2}), lambda image: torch.zeros(3, 4, 4))
+    with pytest.raises(ValueError, match=r"2 of 150 pictures cannot be read, more than 1 %: number 1, number 2"):
+        bad[1]
+
+
+def test_random_choices_depend_on_seed_epoch_and_number_only():
+    data = load_images("digits")
+    assert len(data.train) + len(data.val) == 1797 and len(data.labels) == 10
+    noisy = ImageSet(data.train, lambda image: torch.rand(3, 4, 4), seed=3)
+    first = [noisy[i]["pixel_values"] for i in (5, 6)]
+    torch.manual_seed(99)
+    state = torch.get_rng_state()
+    assert torch.equal(noisy[6]["pixel_values"], first[1]) and not torch.equal(first[0], first[1])
+    assert torch.equal(torch.get_rng_state(), state)
+    noisy.set_epoch(1)
+    assert not torch.equal(noisy[5]["pixel_values"], first[0])
+    mix = Collate(Recipe(mixup=0.8, cutmix=1.0), 10)
+    batch = [noisy[i] for i in range(4)]
+    assert torch.equal(mix(batch)["pixel_values"], mix(batch)["pixel_values"])
+    with seeded(1):
+        inside = torch.rand(1)
+    with seeded(1):
+        assert torch.equal(torch.rand(1), inside)
+
+
+def test_schedule_warms_up_follows_the_cosine_and_stays_at_the_end():
+    recipe = load_recipe("sot_tiny")
+    factor = learning_rate_factor(recipe, steps_per_epoch=10)
+    rates = [recipe.lr * factor(step) for step in range(3100)]
+    assert rates[0] == pytest.approx(1e-6) and rates[50] == pytest.approx(1e-3)
+    assert rates[50 + (3000 - 50) // 2] == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-3)
+    assert rates[3000:] == [pytest.approx(1e-5)] * 100
+    linear = learning_rate_factor(Recipe(schedule="linear", epochs=2, lr=1.0), 5)
+    assert [linear(step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
+
+
+def test_decay_falls_on_matrices_only_and_rates_follow_depth_and_head():
+    model = equip("test_vit", 3, {"heads": 2, "left_dim": 3, "right_dim": 3}, pretrained=False)
+    recipe = Recipe(lr=1.0, weight_decay=0.1, layer_decay=0.5, head_lr_multiplier=10)
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in parameter_groups(model, recipe) for p in g["params"]}
+    assert len(found) == len(names)
+    assert found["classifier.word_linear.weight"] == (10.0, 0.1) and found["classifier.pool.norm.start"] == (10.0, 0.0)
+    assert found["backbone.timm_model.pos_embed"][1] == found["backbone.timm_model.cls_token"][1] == 0.0
+    rates = [found[f"backbone.timm_model.blocks.{i}.attn.qkv.weight"][0] for i in range(2)]
+    assert rates[0] == rates[1] / 2 < 1
+
+
+def test_average_follows_its_formula_and_gives_the_model_back():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    average, start = Average(model, 0.9), model[0].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    average.update(model)
+    assert torch.allclose(average.values["0.weight"], start + 0.1)
+    with average.worn_by(model):
+        assert torch.allclose(model[0].weight, start + 0.1)
+    assert torch.allclose(model[0].weight, start + 1)
+
+
+def test_metrics_are_scikit_learns():
+    draw = np.random.default_rng(0)
+    logits, labels = draw.normal(size=(200, 7)), draw.integers(0, 7, 200)
+    for k in (1, 5):
+        assert top_k(logits, labels, k) == pytest.approx(top_k_accuracy_score(labels, logits, k=k))
+    expected = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels))
+    assert cross_entropy(logits, labels) == pytest.approx(float(expected))
+    sure = np.where(np.eye(7)[labels] > 0, 50.0, 0.0)
+    assert calibration_error(sure, labels) == pytest.approx(0, abs=1e-6)
+    assert calibration_error(sure, (labels + 1) % 7) == pytest.approx(1, abs=1e-6)
+    binary, truth = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
+    assert text_scores("mcc", binary, truth)["mcc"] == pytest.approx(matthews_corrcoef(truth, binary.argmax(1)))
+
+
+def test_fine_tuning_a_text_model_evaluating_and_predicting(stand_ins, tmp_path):
+    out, table = tmp_path / "run", tmp_path / "table.csv"
+    rows = [f"the cats {'sleep' if i % 2 else 'sleeps'},{'right' if i % 2 else 'wrong'}" for i in range(24)]
+    table.write_text("words,answer\n" + "\n".join(rows) + "\n")
+    model = stand_ins["google-bert/bert-base-uncased"]
+    columns = ["--text", "words", "--label", "answer"]
+    sizes = ["--set", "epochs=8", "--set", "lr=1e-2", "--set", "batch_size=8", "--set", "head.representation_size=16"]
+    data = ["--data", table, "--dev", table, *columns]
+    result = sot("finetune", "--model", model, "--out", out, "--log", "none", *data, *sizes)
+    assert result.returncode == 0, result.stderr
+    result = sot("evaluate", out, "--data", table, *columns, "--json")
+    assert result.returncode == 0, result.stderr
+    scores = json.loads(result.stdout)
+    result = sot("predict", out, "--text", "the cats sleep", "--text", "the cats sleeps", "--json")
+    rows = [json.loads(line)["classes"][0][0] for line in result.stdout.splitlines()]
+    assert scores["accuracy"] == 1.0 and rows == ["right", "wrong"]
+
+
+def test_fine_tuning_mistakes(stand_ins, tmp_path):
+    model = stand_ins["google-bert/bert-base-uncased"]
+    for options, message in (
+        (["--task", "glue"], "unknown task 'glue'"),
+        (["--task", "cola"], "task cola needs --data"),
+        ([], "name a --task, or give --data a table"),
+        (["--task", "acceptability", "--recipe", "digits"], "recipe digits is for images"),
+    ):
+        result = sot("finetune", "--model", model, "--out", tmp_path / "out", *options)
+        assert result.returncode == 2 and message in result.stderr and not (tmp_path / "out").exists()
