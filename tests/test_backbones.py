@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+from test_cli import sot as run
 from torch import nn
 from transformers import AutoModelForImageClassification
 
 import sot
-from sot import cli
 from sot.models.survey import families, find_backbones, markdown, probe
-from sot.models.tokens import Layout, guess_grid, split
+from sot.models.tokens import REFUSED, Layout, guess_grid, split
 
 PAGE = Path(__file__).parent.parent / "docs/backbones.md"
 HEAD = {"heads": 2, "left_dim": 4, "right_dim": 4}
@@ -232,19 +231,6 @@ def test_grid_is_that_of_the_patches(size, grid):
     assert guess_grid(7, (64, 64)) is None and guess_grid(0, size) is None  # words that are no grid
 
 
-@pytest.fixture
-def sot_backbones(monkeypatch, capsys):
-    """Runs the command, as typed, in this process: its exit code, what it printed, and its errors."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["sot", "backbones", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    return run
-
-
 def test_page_holds_what_the_command_prints():
     page = PAGE.read_text()
     few = [
@@ -256,14 +242,14 @@ def test_page_holds_what_the_command_prints():
     assert all(f"`{name}`" in page for name in find_backbones(None))
 
 
-def test_command_prints_a_table_json_or_markdown(sot_backbones):
-    code, table, _ = sot_backbones("pit_ti*")
-    assert code == 0 and "pit_ti_distilled_224" in table and "2 work, 0 refused" in table
-    code, records, _ = sot_backbones("crossvit_9_*", "--json")
-    records = [json.loads(line) for line in records.splitlines()]
+def test_command_prints_a_table_json_or_markdown():
+    result = run("backbones", "pit_ti*")
+    table = result.stdout
+    assert result.returncode == 0 and "pit_ti_distilled_224" in table and "2 work, 0 refused" in table
+    records = [json.loads(line) for line in run("backbones", "crossvit_9_*", "--json").stdout.splitlines()]
     assert [record["works"] for record in records] == [False, False] and "two token" in records[0]["reason"]
-    assert "CrossVit has no word tokens to pool: it returns two" in sot_backbones("crossvit_9_240")[1]
-    assert sot_backbones("pit_ti_224", "--markdown")[1].strip() == markdown([probe("pit_ti_224")])
+    assert "CrossVit has no word tokens to pool: it returns two" in run("backbones", "crossvit_9_240").stdout
+    assert run("backbones", "pit_ti_224", "--markdown").stdout.strip() == markdown([probe("pit_ti_224")])
 
 
 @pytest.mark.parametrize(
@@ -274,9 +260,10 @@ def test_command_prints_a_table_json_or_markdown(sot_backbones):
         (["--json", "--markdown"], "exclude each other"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, message, sot_backbones):
-    code, output, error = sot_backbones(*arguments)
-    assert code == 2 and not output and error.startswith("Error: ") and message in error and error.count("\n") == 1
+def test_mistakes_are_one_sentence(arguments, message):
+    result = run("backbones", *arguments)
+    assert result.returncode == 2 and not result.stdout and result.stderr.startswith("Error: ")
+    assert message in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -295,3 +282,10 @@ def test_every_family(name, tmp_path):
     model = sot.equip(name, 3, HEAD, pretrained=False)
     assert model.layout == backbone.layout
     check_training_and_loading(model, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", find_backbones("*"))
+def test_every_architecture_works_or_is_refused_for_a_reason(name):
+    backbone = probe(name)
+    assert backbone.layout is not None or backbone.reason.split(": ")[1] in REFUSED.values()

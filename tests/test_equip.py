@@ -110,12 +110,14 @@ def test_class_token_through_the_pooler_of_bert():
         sot.equip(backbone(DECODERS["gpt2"]), 3, HEAD, class_pooler=True)
 
 
-def test_a_classifier_gives_its_backbone_and_its_labels():
+def test_a_classifier_gives_its_backbone_and_its_labels(tmp_path):
     labels = {0: "no", 1: "yes", 2: "maybe"}
     source = hf.BertForSequenceClassification(hf.BertConfig(**TEXT, id2label=labels))
     model = sot.equip(source, head=HEAD)
     assert model.config.id2label == labels and model.config.label2id == {"no": 0, "yes": 1, "maybe": 2}
     assert torch.equal(model.backbone.embeddings.word_embeddings.weight, source.bert.embeddings.word_embeddings.weight)
+    source.save_pretrained(tmp_path)
+    assert sot.equip(tmp_path, head=HEAD).config.id2label == labels
     assert sot.equip(hf.T5ForConditionalGeneration(T5), 2, HEAD).num_labels == 2
 
 

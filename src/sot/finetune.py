@@ -12,12 +12,12 @@ from transformers import DataCollatorWithPadding, set_seed
 
 from sot.core.head import HeadConfig
 from sot.data.text import TextData, TextSplit
-from sot.engine import SoTTrainer, last_whole_checkpoint
+from sot.engine import SoTTrainer
 from sot.metrics import text_scores
 from sot.models.equip import equip
 from sot.models.modeling import SoTForSequenceClassification
 from sot.recipe import Recipe
-from sot.run import Report, model_card, open_run, write_atomically
+from sot.run import execute, open_run
 from sot.train import split_batch, training_arguments
 
 
@@ -79,7 +79,6 @@ def fine_tune(
     settings = None if head is None else asdict(head)
     identity = {"command": "finetune", "model": model, "data": name, "head": settings}
     open_run(out, identity, recipe, resume, overwrite)
-    checkpoint = last_whole_checkpoint(out) if resume else None
     trainer = SoTTrainer(
         recipe,
         model=built,
@@ -89,10 +88,4 @@ def fine_tune(
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda p: text_scores(data.metric, np.asarray(p.predictions), np.asarray(p.label_ids)),
     )
-    trainer.add_callback(Report(out, model))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
-    if trainer.is_world_process_zero():
-        built.save_pretrained(out)
-        write_atomically(out / "README.md", model_card(identity, recipe, metrics, data.labels or ["score"]))
-    return metrics
+    return execute(trainer, identity, recipe, out, resume, data.labels or ["score"])

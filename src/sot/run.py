@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from sot.engine import SoTTrainer, last_whole_checkpoint
 from sot.recipe import Recipe
 
 RUN_FILE = "run.json"
@@ -48,6 +49,22 @@ def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
         if before.get(name) != value:
             was = "another recipe" if name == "recipe" else f"{name} {before.get(name)!r}, not {value!r}"
             raise ValueError(f"{out} is a run of {was}: resume it as it was started, or choose another folder")
+
+
+def execute(
+    trainer: SoTTrainer, identity: Mapping[str, Any], recipe: Recipe, out: Path, resume: bool, labels: list[str]
+) -> dict[str, float]:
+    """Train, from the last whole checkpoint if asked to, evaluate, and leave the model and its card in the folder."""
+    checkpoint = last_whole_checkpoint(out) if resume else None
+    trainer.add_callback(Report(out, identity["model"]))
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
+    if trainer.is_world_process_zero():
+        if trainer.average is not None:
+            trainer.model.load_state_dict(trainer.average.values)
+        trainer.model.save_pretrained(out)
+        write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels))
+    return metrics
 
 
 class Report(TrainerCallback):

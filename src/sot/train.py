@@ -16,11 +16,11 @@ from transformers import TrainingArguments, set_seed
 
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageData, ImageSet, eval_transform, load_images, stack, train_transform
-from sot.engine import SoTTrainer, last_whole_checkpoint
+from sot.engine import SoTTrainer
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
-from sot.run import Report, model_card, open_run, write_atomically
+from sot.run import execute, open_run
 
 
 def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
@@ -147,19 +147,9 @@ def train_images(
     head_settings = None if head is None else asdict(head)
     identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
     open_run(out, identity, recipe, resume, overwrite)
-    checkpoint = last_whole_checkpoint(out) if resume else None
-    trainer = _trainer(
-        built, pictures, recipe, out, {**batches, "dataloader_num_workers": workers, "report_to": report_to}
-    )
-    trainer.add_callback(Report(out, model))
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
-    if trainer.is_world_process_zero():
-        if trainer.average is not None:
-            built.load_state_dict(trainer.average.values)
-        built.save_pretrained(out)
-        write_atomically(out / "README.md", model_card(identity, recipe, metrics, pictures.labels))
-    return metrics
+    options = {**batches, "dataloader_num_workers": workers, "report_to": report_to}
+    trainer = _trainer(built, pictures, recipe, out, options)
+    return execute(trainer, identity, recipe, out, resume, pictures.labels)
 
 
 def _trainer(built: Any, pictures: ImageData, recipe: Recipe, out: Path, options: dict[str, Any]) -> ImageTrainer:

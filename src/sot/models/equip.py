@@ -85,7 +85,7 @@ def equip(
 
 def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> tuple[int, list[str]]:
     if num_classes is None and labels is None:
-        old = getattr(getattr(model, "config", None), "id2label", None)
+        old = _old_labels(model)
         count = getattr(model, "num_classes", None)
         if old is None and not count:
             raise ValueError("num_classes is needed: how many classes shall the head tell apart?")
@@ -100,6 +100,14 @@ def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) 
     if len(set(names)) != len(names):
         raise ValueError(f"labels must differ, got {names}")
     return len(names), names
+
+
+def _old_labels(model: Any) -> dict[Any, str] | None:
+    """Label names of a classifier, given as a model or as its folder."""
+    if isinstance(model, str | Path):
+        saved = folder_config(Path(model)).get("id2label") if Path(model).is_dir() else None
+        return saved and {key: saved[key] for key in sorted(saved, key=int)}
+    return getattr(getattr(model, "config", None), "id2label", None)
 
 
 def _is_timm(model: Any) -> bool:
