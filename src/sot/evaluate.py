@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm.data
 import torch
 from torch.utils.data import DataLoader
 from transformers import (
@@ -105,12 +104,6 @@ def evaluate_images(
         return _evaluation(logits[:, columns], labels, pictures.labels, image_scores(logits[:, columns], labels), note)
     labels = columns[labels]
     return _evaluation(logits, labels, names, image_scores(logits, labels), f"among all {len(names)} classes")
-
-
-def imagenet_a_columns() -> list[int]:
-    """Which of ImageNet's 1000 classes are in ImageNet-A, as timm lists them."""
-    file = Path(timm.data.__file__).parent / "_info" / "imagenet_a_indices.txt"
-    return [int(line) for line in file.read_text().split()]
 
 
 def evaluate_text(folder: Path, data: TextData, batch_size: int, max_length: int, progress: Any) -> Evaluation:
