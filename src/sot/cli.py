@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import track
 from rich.table import Column, Table
+from safetensors import SafetensorError
 
 from sot.cli_runs import console, errors, register
 from sot.core.head import Fusion
@@ -136,6 +137,6 @@ def main() -> None:
     """Run the command line; what a user got wrong is one sentence and exit code 2."""
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         errors.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None

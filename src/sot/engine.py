@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
@@ -186,7 +187,7 @@ class SoTTrainer(Trainer):
                     )
                 finish_checkpoint(folder, out / name)
                 remove_old(out, keep=2)
-        except OSError as error:
+        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library calls it
             kept = last_whole_checkpoint(out)
             logger.warning("Could not write %s (%s); training goes on, the last checkpoint is %s.", name, error, kept)
             shutil.rmtree(out / "unfinished", ignore_errors=True)
