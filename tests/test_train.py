@@ -39,6 +39,17 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Sums round differently over another number of threads: here and in the processes started from here it is one."""
+    threads, torch_threads = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(torch_threads)
+    os.environ.pop("OMP_NUM_THREADS") if threads is None else os.environ.update(OMP_NUM_THREADS=threads)
+
+
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Three classes of coloured noise: 48 pictures to train on, 12 to validate on."""
