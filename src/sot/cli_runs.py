@@ -48,6 +48,16 @@ def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
     return HeadConfig.from_dict(settings)
 
 
+def _prepare(name: str, settings: list[str] | None, head: str | None, task: str) -> tuple[Recipe, HeadConfig | None]:
+    """The recipe and head of a training command, refused if they are for the other one."""
+    recipe = load_recipe(name).changed(settings or [])
+    parsed = parse_head(head, recipe)
+    if recipe.task != task:
+        use = "text: use sot finetune" if task == "image" else "images: use sot train"
+        raise ValueError(f"recipe {name} is for {use}")
+    return recipe, parsed
+
+
 def _check_log(log: str) -> str:
     if log not in ("tensorboard", "wandb", "all", "none"):
         raise ValueError(f"--log must be tensorboard, wandb, all or none, got {log!r}")
@@ -99,10 +109,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train an image classifier by a recipe."""
-    chosen = load_recipe(recipe).changed(settings or [])
-    parsed = parse_head(head, chosen)
-    if chosen.task != "image":
-        raise ValueError(f"recipe {recipe} is for text: use sot finetune")
+    chosen, parsed = _prepare(recipe, settings, head, "image")
     from sot.train import train_images
 
     metrics = train_images(
@@ -162,10 +169,7 @@ def finetune(
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a text classifier by a recipe."""
-    chosen = load_recipe(recipe).changed(settings or [])
-    parsed = parse_head(head, chosen)
-    if chosen.task != "text":
-        raise ValueError(f"recipe {recipe} is for images: use sot train")
+    chosen, parsed = _prepare(recipe, settings, head, "text")
     table, name = _text_data(task, data, dev, text, pair, label)
     from sot.finetune import fine_tune
 

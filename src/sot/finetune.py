@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ def fine_tune(
     set_seed(recipe.seed)
     built = build_text_model(model, data, recipe, head)
     tokenizer, regression = built.processor, data.labels is None
-    settings = None if head is None else asdict(head)
+    settings = None if head is None else head.to_dict()
     identity = {"command": "finetune", "model": model, "data": name, "head": settings}
     open_run(out, identity, recipe, resume, overwrite)
     trainer = SoTTrainer(

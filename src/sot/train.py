@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import TrainingArguments, set_seed
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageData, ImageSet, eval_transform, load_images, stack, train_transform
 from sot.engine import SoTTrainer
+from sot.metrics import top_k
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
@@ -59,8 +60,6 @@ def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
 
 def world_size() -> int:
     """Processes that torchrun or accelerate started."""
-    import os
-
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -100,9 +99,7 @@ def data_config(model: SoTForImageClassification, recipe: Recipe) -> dict[str, A
 def image_metrics(prediction: Any) -> dict[str, float]:
     """Top-1 and top-5 accuracy."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    order = np.argsort(-logits, axis=1)[:, :5]
-    hits = order == labels[:, None]
-    return {"accuracy": float(hits[:, 0].mean()), "top5": float(hits.any(1).mean())}
+    return {"accuracy": top_k(logits, labels, 1), "top5": top_k(logits, labels, 5)}
 
 
 class ImageTrainer(SoTTrainer):
@@ -144,7 +141,7 @@ def train_images(
     pictures = load_images(data, recipe.seed)
     set_seed(recipe.seed)
     built = build_model(model, pictures.labels, recipe, head, pretrained)
-    head_settings = None if head is None else asdict(head)
+    head_settings = None if head is None else head.to_dict()
     identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
     open_run(out, identity, recipe, resume, overwrite)
     options = {**batches, "dataloader_num_workers": workers, "report_to": report_to}
