@@ -75,7 +75,10 @@ def test_python_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch, sta
 
 
 COMMANDS = {
-    line for page in PAGES for block in blocks(page, "sh") for line in block.splitlines() if line.startswith("sot ")
+    command
+    for page in PAGES
+    for block in blocks(page, "sh")
+    for command in re.findall(r"^(?:.* -m )?(sot .*)", block, flags=re.MULTILINE)
 }
 
 

@@ -3,10 +3,12 @@
 import json
 from collections import Counter
 
+import datasets
 import pytest
+from test_cli import sot
 
 from sot.data.acceptability import CONSTRUCTIONS, acceptability
-from sot.data.text import TASKS, Columns, load_table, load_task
+from sot.data.text import TASKS, Columns, load_set, load_table, load_task
 
 
 def write(folder, name, text):
@@ -95,6 +97,12 @@ def test_acceptability_twins_differ_in_one_verb():
             "at least two classes, found 1",
         ),
         (lambda p: load_table(write(p, "a.bin", "x"), None, Columns()), "must be .csv"),
+        (
+            lambda p: load_table(write(p, "a.jsonl", '{"sentence": 1}\n{'), None, Columns()),
+            "a.jsonl, line 2: not a JSON",
+        ),
+        (lambda p: load_table(write(p, "b.jsonl", "[1]"), None, Columns()), "b.jsonl, line 1: not a JSON object"),
+        (lambda p: load_set(f"hfds/no/such@{p}", Columns()), "datasets cannot open 'no/such'"),
     ],
 )
 def test_bad_input_is_named(call, message, tmp_path):
@@ -113,3 +121,71 @@ def test_labels_never_seen_in_training_are_refused(tmp_path):
 
 def test_every_task_has_a_known_metric():
     assert {task.metric for task in TASKS.values()} <= {"accuracy", "mcc", "f1", "pearson"}
+
+
+GLUE_ROWS = {  # columns and splits as the hub has them
+    "cola": ({"sentence": ["a b", "c d"], "label": [1, 0]}, "validation"),
+    "mrpc": ({"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [1, 0]}, "validation"),
+    "qqp": ({"question1": ["a", "c"], "question2": ["b", "d"], "label": [1, 0]}, "validation"),
+    "mnli": ({"premise": ["a", "c"], "hypothesis": ["b", "d"], "label": [2, 0]}, "validation_matched"),
+    "qnli": ({"question": ["a", "c"], "sentence": ["b", "d"], "label": [1, 0]}, "validation"),
+    "stsb": ({"sentence1": ["a", "c"], "sentence2": ["b", "d"], "label": [3.25, 0.0]}, "validation"),
+}
+
+
+def write_set(folder, splits, labels):
+    """Parquet files as the hub has them."""
+    (folder / "data").mkdir(parents=True)
+    for name, table in splits.items():
+        made = datasets.Dataset.from_dict(table)
+        if labels is not None:
+            made = made.cast_column("label", datasets.ClassLabel(names=list(labels)))
+        made.to_parquet(folder / "data" / f"{name}-00000-of-00001.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("task", GLUE_ROWS)
+def test_glue_as_the_hub_has_it(task, tmp_path):
+    table, dev = GLUE_ROWS[task]
+    unlabelled = {**table, "label": [table["label"][1]] * 2}
+    splits = {"train": table, dev: table, dev.replace("validation", "test"): unlabelled}
+    folder = write_set(tmp_path / "Set", splits, TASKS[task].labels)
+    data = load_task(task, f"hfds/{folder}@{tmp_path / 'cache'}")
+    columns = [name for name in table if name != "label"]
+    for split in (data.train, data.dev):
+        assert split.texts == table[columns[0]] and split.labels == [float(label) for label in table["label"]]
+        assert split.pairs == (table[columns[1]] if len(columns) == 2 else None)
+    assert data.metric == TASKS[task].metric and data.labels == (list(TASKS[task].labels or []) or None)
+
+
+def test_any_set_of_datasets_with_named_columns(tmp_path):
+    tables = {"train": {"words": ["a", "b"], "label": [1, 0]}, "test": {"words": ["c"], "label": [1]}}
+    spec = f"hfds/{write_set(tmp_path / 'declared', tables, ['1', '0'])}@{tmp_path / 'cache'}"
+    data = load_set(spec, Columns("words"))  # number 1 is the class called 0
+    assert data.labels == ["1", "0"] and data.train.labels == [1.0, 0.0] and data.dev.texts == ["c"]
+    with pytest.raises(ValueError, match="has no column 'sentence'; it has words, label"):
+        load_set(spec, Columns())
+    (tmp_path / "lines").mkdir()
+    for split, rows in (("train", "xyx"), ("validation", "yx")):
+        write(tmp_path / "lines", f"{split}.jsonl", "\n".join(json.dumps({"t": c * 2, "k": c}) for c in rows))
+    data = load_set(f"hfds/{tmp_path / 'lines'}@{tmp_path / 'cache'}", Columns("t", None, "k"))
+    assert data.labels == ["x", "y"] and data.train.labels == [0.0, 1.0, 0.0] and data.dev.labels == [1.0, 0.0]
+
+
+def test_fine_tuning_on_a_set_of_datasets(stand_ins, tmp_path):
+    rows = {"sentence": ["the cats sleep", "the cats sleeps"] * 8, "label": [1, 0] * 8}
+    folder = write_set(tmp_path / "set", {"train": rows, "validation": rows}, TASKS["cola"].labels)
+    data, out = f"hfds/{folder}@{tmp_path / 'cache'}", tmp_path / "run"
+    sizes = ["--set", "epochs=1", "--set", "batch_size=8", "--set", "head.representation_size=16", "--logger", "none"]
+    model = stand_ins["google-bert/bert-base-uncased"]
+    result = sot("finetune", "--model", model, "--task", "cola", "--data", data, "--out", out, *sizes)
+    assert result.returncode == 0, result.stderr
+    for task in (["--task", "cola"], []):
+        result = sot("evaluate", out, "--data", data, "--json", *task)
+        assert result.returncode == 0, result.stderr
+        assert [row[:2] for row in json.loads(result.stdout)["classes"]] == [["unacceptable", 8], ["acceptable", 8]]
+
+
+def test_without_the_hub_a_task_asks_for_its_files():
+    with pytest.raises(ValueError, match=r"task mnli needs --data, the folder with its train.tsv and dev_matched.tsv"):
+        load_task("mnli", None)

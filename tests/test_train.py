@@ -66,7 +66,7 @@ def pictures(tmp_path_factory):
 
 def arguments(pictures, out, *more):
     options = [option for setting in SETTINGS for option in ("--set", setting)]
-    return ["train", "--model", "test_vit", "--data", pictures, "--out", out, "--log", "none", *options, *more]
+    return ["train", "--model", "test_vit", "--data", pictures, "--out", out, "--logger", "none", *options, *more]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_conventional_head_and_models_without_class_token(pictures, tmp_path):
     for model in ("test_vit", "test_resnet"):
         out = tmp_path / model
         options = ["--head", "none", "--set", "epochs=1", "--set", "batch_size=16", "--set", "img_size=32"]
-        result = sot("train", "--model", model, "--data", pictures, "--out", out, "--log", "none", *options)
+        result = sot("train", "--model", model, "--data", pictures, "--out", out, "--logger", "none", *options)
         assert result.returncode == 0, result.stderr
         head = json.loads((out / "config.json").read_text())["head"]
         assert (head["fusion"], head["pool"]) == (("class", "mgcrp") if model == "test_vit" else ("word", "gap"))
@@ -187,7 +187,7 @@ def test_conventional_head_and_models_without_class_token(pictures, tmp_path):
         (["--model", "no_such_net"], "unknown model 'no_such_net'"),
         (["--recipe", "bert"], "recipe bert is for text"),
         (["--set", "batch_size=0"], "batch_size must be at least 1"),
-        (["--log", "paper"], "--log must be tensorboard"),
+        (["--logger", "paper"], "--logger must be tensorboard"),
     ],
 )
 def test_mistakes_end_before_any_training(change, message, tmp_path):
@@ -318,7 +318,7 @@ def test_fine_tuning_a_text_model_evaluating_and_predicting(stand_ins, tmp_path)
     columns = ["--text", "words", "--label", "answer"]
     sizes = ["--set", "epochs=8", "--set", "lr=1e-2", "--set", "batch_size=8", "--set", "head.representation_size=16"]
     data = ["--data", table, "--dev", table, *columns]
-    result = sot("finetune", "--model", model, "--out", out, "--log", "none", *data, *sizes)
+    result = sot("finetune", "--model", model, "--out", out, "--logger", "none", *data, *sizes)
     assert result.returncode == 0, result.stderr
     result = sot("evaluate", out, "--data", table, *columns, "--json")
     assert result.returncode == 0, result.stderr

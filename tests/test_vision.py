@@ -11,7 +11,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.models.complexity import PAPER_FIGURES, count_parameters, find_models, measure
+from sot.models.complexity import PAPER_FIGURES, count_parameters, find_models, measure, measure_training
 from sot.models.embedding import EMBEDDINGS, choose_reduction
 from sot.models.vision import sinusoid_positions
 
@@ -294,3 +294,17 @@ def test_bad_input_is_named(settings, message):
 
 def test_package_exports_what_people_need():
     assert set(sot.__all__) <= set(dir(sot))
+
+
+def test_cost_of_training_is_counted_forward_and_backward_for_one_more_picture():
+    class Layer(torch.nn.Linear):
+        def forward(self, image):
+            return super().forward(image.flatten(1)).exp()
+
+    cost = measure_training(Layer(3 * 4 * 4, 10, bias=False), (3, 4, 4))
+    assert cost.macs == 2 * 480  # the product, and the gradient of the weight: nothing asks for that of the image
+    assert cost.saved_bytes == 4 * (48 + 10)  # the image for the gradient of the weight, the result for that of exp
+    assert cost.state_bytes == 5 * 4 * 480
+    whole = measure_training(timm.create_model("sot_7"), (3, 112, 112))
+    forward = measure(timm.create_model("sot_7"), (3, 112, 112)).all_macs
+    assert 2.9 < whole.macs / forward < 3 and 55e6 < whole.saved_bytes < 65e6

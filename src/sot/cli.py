@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from rich.progress import track
 from rich.table import Column, Table
 from safetensors import SafetensorError
 
-from sot.cli_runs import console, errors, register
+from sot.cli_runs import console, errors, is_first_process, register
 from sot.core.head import Fusion
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def describe() -> None:
 @app.command()
 def models(
     pattern: Annotated[str | None, typer.Argument(help="Wildcard over all timm names; the paper's by default.")] = None,
+    training: Annotated[bool, typer.Option("--training", help="What training them on ImageNet takes instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
     """List models: parameters, multiply-adds in both conventions, and the paper's figures."""
@@ -41,6 +44,9 @@ def models(
     from sot.models.complexity import PAPER_FIGURES, find_models, measure
 
     names = find_models(pattern)
+    if training:
+        _show_training(names, as_json)
+        return
     rows = []
     for name in track(names, "Counting", console=errors, transient=True, disable=not errors.is_terminal):
         model = timm.create_model(name)
@@ -61,6 +67,28 @@ def models(
         macs, all_macs = f"{count.layer_macs / 1e9:.2f}", f"{count.all_macs / 1e9:.2f}"
         table.add_row(name, f"{count.params / 1e6:.2f}", figures[0], macs, figures[1], all_macs)
     console.print(table)
+
+
+def _show_training(names: list[str], as_json: bool) -> None:
+    import timm
+
+    from sot.models.complexity import IMAGENET_PICTURES, measure_training
+
+    caption = "float32; an epoch has 1.28 million pictures; minutes on one device that sustains 10 Tera-MACs a second."
+    table = Table("model", caption=caption)
+    for column in ("state GB", "saved MB/picture", "GB at batch 128", "MACs G/picture", "MACs P/epoch", "min/epoch"):
+        table.add_column(column, justify="right")
+    for name in track(names, "Counting", console=errors, transient=True, disable=not errors.is_terminal):
+        model = timm.create_model(name)
+        cost = measure_training(model, model.default_cfg["input_size"])
+        if as_json:
+            typer.echo(json.dumps({"model": name, **vars(cost)}))
+            continue
+        state, saved, epoch = cost.state_bytes / 1e9, cost.saved_bytes / 1e6, cost.macs * IMAGENET_PICTURES
+        cells = (state, saved, state + 128 * saved / 1e3, cost.macs / 1e9, epoch / 1e15, epoch / 10e12 / 60)
+        table.add_row(name, *(f"{value:.1f}" if value >= 10 else f"{value:.2f}" for value in cells))
+    if not as_json:
+        console.print(table)
 
 
 @app.command()
@@ -136,7 +164,8 @@ register(app)
 def main() -> None:
     """Run the command line; what a user got wrong is one sentence and exit code 2."""
     try:
-        app()
+        with nullcontext() if is_first_process() else redirect_stdout(io.StringIO()):
+            app()
     except (ValueError, OSError, SafetensorError) as error:
         errors.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,9 +32,14 @@ ResumeOption = Annotated[
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 AccumulationOption = Annotated[int, typer.Option(help="Steps over which a batch is accumulated.", min=1)]
-LogOption = Annotated[str, typer.Option("--log", help="tensorboard, wandb, all or none.")]
+LogOption = Annotated[str, typer.Option("--logger", help="tensorboard, wandb, all or none.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 BatchOption = Annotated[int, typer.Option(help="Samples at a time.", min=1)]
+
+
+def is_first_process() -> bool:
+    """Of the processes that torchrun or accelerate started, the one that speaks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
@@ -60,7 +67,9 @@ def _prepare(name: str, settings: list[str] | None, head: str | None, task: str)
 
 def _check_log(log: str) -> str:
     if log not in ("tensorboard", "wandb", "all", "none"):
-        raise ValueError(f"--log must be tensorboard, wandb, all or none, got {log!r}")
+        raise ValueError(f"--logger must be tensorboard, wandb, all or none, got {log!r}")
+    if log == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise ValueError("--logger wandb needs the library wandb: pip install wandb")
     return log
 
 
@@ -94,7 +103,8 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this one; wit
 def train(
     model: Annotated[str, typer.Option(help="Any timm model: sot_tiny, deit_tiny_patch16_224, …")],
     data: Annotated[
-        str, typer.Option(help="digits, a folder, a .tar file, torch/NAME@FOLDER, hfds/NAME, wds/NAME@FOLDER.")
+        str,
+        typer.Option(help="digits, a folder, a .tar file, torch/NAME@FOLDER, hfds/NAME, hfids/NAME, wds/NAME@FOLDER."),
     ],
     out: OutOption,
     recipe: Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")] = "digits",
@@ -109,6 +119,7 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train an image classifier by a recipe."""
+    report_to = _check_log(log)
     chosen, parsed = _prepare(recipe, settings, head, "image")
     from sot.train import train_images
 
@@ -123,27 +134,33 @@ def train(
         pretrained=pretrained,
         workers=workers,
         accumulation=accumulation,
-        report_to=_check_log(log),
+        report_to=report_to,
     )
     _print_scores(metrics, as_json, f"{model} on {data}, in {out}")
 
 
 def _text_data(
-    task: str | None, data: Path | None, dev: Path | None, text: str, pair: str | None, label: str
+    task: str | None, data: str | None, dev: Path | None, columns: tuple[str, str | None, str], labels: Any = None
 ) -> tuple[Any, str]:
-    from sot.data.text import Columns, load_table, load_task
+    """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate."""
+    from sot.data.text import Columns, load_set, load_table, load_task
 
     if task is not None:
         return load_task(task, data), task
-    if data is None and dev is None:
+    if data is None:
         raise ValueError("name a --task, or give --data a table with columns --text and --label")
-    return load_table(data, dev, Columns(text, pair, label)), str((data or dev).name)  # type: ignore[union-attr]
+    if data.startswith("hfds/"):
+        return load_set(data, Columns(*columns), labels), data
+    train = Path(data) if labels is None else None
+    return load_table(train, dev if train else Path(data), Columns(*columns), labels), Path(data).name
 
 
 TaskOption = Annotated[
     str | None, typer.Option(help="cola, rte, mnli, qnli, sst2, mrpc, …, or acceptability (built in).")
 ]
-DataOption = Annotated[Path | None, typer.Option(help="Folder of a GLUE task, or a .csv, .tsv or .jsonl table.")]
+DataOption = Annotated[
+    str | None, typer.Option(help="Folder of a GLUE task, a .csv, .tsv or .jsonl table, or hfds/NAME[:CONFIG].")
+]
 DevOption = Annotated[Path | None, typer.Option(help="Table to evaluate on, where --data is a table.")]
 TextOption = Annotated[str, typer.Option(help="Column of the text.")]
 PairOption = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
@@ -169,11 +186,12 @@ def finetune(
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a text classifier by a recipe."""
+    report_to = _check_log(log)
     chosen, parsed = _prepare(recipe, settings, head, "text")
-    table, name = _text_data(task, data, dev, text, pair, label)
+    table, name = _text_data(task, data, dev, (text, pair, label))
     from sot.finetune import fine_tune
 
-    options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": _check_log(log)}
+    options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": report_to}
     metrics = fine_tune(model, table, name, out, chosen, parsed, **options)  # type: ignore[arg-type]
     _print_scores(metrics, as_json, f"{model} on {name}, in {out}")
 
@@ -193,18 +211,17 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
-    from sot.evaluate import draw_confusion, evaluate_images, evaluate_text, is_text_model
+    from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
     from sot.run import write_atomically
 
     if is_text_model(folder):
-        path = Path(data) if data else None
-        table, _ = _text_data(task, None if task is None else path, path if task is None else None, text, pair, label)
-        result = evaluate_text(folder, table, batch_size, 128, _progress)
+        texts, _ = _text_data(task, data, None, (text, pair, label), class_names(folder))
+        result = evaluate_text(folder, texts, batch_size, _progress)
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")
     else:
         result = evaluate_images(folder, data, batch_size, all_classes, _progress)
-    if confusion is not None:
+    if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
     if as_json:
         typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))

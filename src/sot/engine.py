@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import Trainer, TrainerCallback
 
 from sot.recipe import Recipe
@@ -25,6 +26,8 @@ from sot.recipe import Recipe
 logger = logging.getLogger("sot")
 MANIFEST = "manifest.json"
 EMA_FILE = "ema.safetensors"
+UNFINISHED = "unfinished"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all processes on the first
 
 
 class Diverged(ValueError):
@@ -77,7 +80,7 @@ def _layer_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
 
 
 class Average:
-    """Exponential moving average of the weights and of the statistics beside them."""
+    """Exponential moving average of the weights and of the statistics beside them, in shards where those are."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -102,16 +105,36 @@ class Average:
         finally:
             model.load_state_dict(own)
 
+    def whole(self, model: nn.Module) -> dict[str, Tensor]:
+        """The average as whole tensors on the first process, nothing on the others; all have to call this."""
+        with self.worn_by(model):  # whose weights come back when it ends: clone
+            gathered: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
+            return {name: value.clone(memory_format=torch.contiguous_format) for name, value in gathered.items()}
 
-class UpdateAverage(TrainerCallback):
-    """Updates the average after every step of the optimiser."""
+    def load(self, model: nn.Module, file: Path) -> None:
+        """Read the average from a file of whole tensors, whatever part of each this process keeps."""
+        with self.worn_by(model):
+            saved: dict[str, Any] = {**load_file(file)}
+            set_model_state_dict(model, saved, options=WHOLE)
+            self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
 
-    def __init__(self, average: Average) -> None:
-        self.average = average
+
+class KeepAverage(TrainerCallback):
+    """Starts the average with the training, when the weights are where they will stay, and updates it at every step."""
+
+    def __init__(self, trainer: SoTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin with the weights, or with the average of the checkpoint."""
+        self.trainer.average = Average(kwargs["model"], self.trainer.recipe.ema)
+        if self.trainer.resumed_from is not None:
+            self.trainer.average.load(kwargs["model"], self.trainer.resumed_from / EMA_FILE)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """One step of the average."""
-        self.average.update(kwargs["model"])
+        assert self.trainer.average is not None
+        self.trainer.average.update(kwargs["model"])
 
 
 class SoTTrainer(Trainer):
@@ -123,10 +146,11 @@ class SoTTrainer(Trainer):
     def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.recipe = recipe
-        self.average = Average(self.model, recipe.ema) if recipe.ema > 0 else None
-        if self.average is not None:
-            self.add_callback(UpdateAverage(self.average))
+        self.average: Average | None = None
+        self.resumed_from: Path | None = None
         self.staging = False
+        if recipe.ema > 0:
+            self.add_callback(KeepAverage(self))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over the recipe's groups."""
@@ -160,44 +184,64 @@ class SoTTrainer(Trainer):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """With the averaged weights, if the recipe averages them."""
-        if self.average is None:
+        with nullcontext() if self.average is None else self.average.worn_by(self.model):
             return dict(super().evaluate(*args, **kwargs))
-        with self.average.worn_by(self.model):
-            return dict(super().evaluate(*args, **kwargs))
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Logits in float32, whatever the model computes in, and no loss.
+
+        That of the last batch would count the samples which make it as large on every process twice: the metrics have
+        it from the logits of each sample.
+        """
+        _, logits, labels = super().prediction_step(*args, **kwargs)
+        return None, None if logits is None else logits.float(), labels
+
+    def save_best(self, folder: Path) -> None:
+        """The trained model in Hugging Face layout; every process has to call this."""
+        average = self.average
+        weights = get_model_state_dict(self.model, options=WHOLE) if average is None else average.whole(self.model)
+        if self.is_world_process_zero():
+            self.model.save_pretrained(folder, state_dict=weights)
 
     # --- checkpoints: written elsewhere, then moved into place whole
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
-        return os.path.join(folder, "unfinished") if self.staging else folder
+        return os.path.join(folder, UNFINISHED) if self.staging else folder
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         if (out / name / MANIFEST).is_file():
             return
         self.staging = True
-        try:
+        with self._going_on_without(name):
             super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                folder = out / "unfinished" / name
-                if self.average is not None:
-                    save_file(
-                        {key: value.contiguous() for key, value in self.average.values.items()}, folder / EMA_FILE
-                    )
-                finish_checkpoint(folder, out / name)
+        self.staging = False
+        average = {} if self.average is None else self.average.whole(self.model)
+        self.accelerator.wait_for_everyone()  # others write to the folder too
+        if self.args.should_save and (out / UNFINISHED / name).is_dir():
+            with self._going_on_without(name):
+                if average:
+                    save_file(average, out / UNFINISHED / name / EMA_FILE)
+                finish_checkpoint(out / UNFINISHED / name, out / name)
+                shutil.rmtree(out / UNFINISHED)
                 remove_old(out, keep=2)
-        except (OSError, RuntimeError, SafetensorError) as error:  # a full disk, as each library calls it
+        self.accelerator.wait_for_everyone()  # the next look for a checkpoint has to find this one
+
+    @contextmanager
+    def _going_on_without(self, name: str) -> Iterator[None]:
+        """A full disk, as each library calls it, loses this checkpoint and nothing else."""
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError) as error:
+            out = Path(self.args.output_dir)
             kept = last_whole_checkpoint(out)
             logger.warning("Could not write %s (%s); training goes on, the last checkpoint is %s.", name, error, kept)
-            shutil.rmtree(out / "unfinished", ignore_errors=True)
-        finally:
-            self.staging = False
+            shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
-        if self.average is not None:
-            self.average.values = load_file(Path(resume_from_checkpoint) / EMA_FILE)
+        self.resumed_from = Path(resume_from_checkpoint)
 
 
 def finish_checkpoint(folder: Path, target: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
@@ -21,11 +21,15 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
-from sot.data.images import ImageSet, load_images, stack
+from sot.data.imagenet import match_classes, subset_name
+from sot.data.images import evaluation_set, load_images, stack
 from sot.data.text import TextData
 from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
+from sot.models.from_timm import folder_config
+from sot.recipe import Recipe, load_recipe
+from sot.run import RUN_FILE
 
 
 @dataclass
@@ -50,7 +54,7 @@ class Evaluation:
 
 def load_model(folder: Path) -> tuple[Any, Any]:
     """A trained model and its image processor or tokenizer, from a folder."""
-    is_text_model(folder)  # refuses what is no model
+    _config(folder)  # refuses what is no model
     config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, SoTConfig):
         raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
@@ -58,55 +62,83 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         return AutoModelForImageClassification.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(
             folder
         )
-    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    recipe = recipe_of(folder)
+    if recipe is not None:
+        tokenizer.model_max_length = recipe.max_length  # texts are cut as they were in training
+    return model.eval(), tokenizer
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        return folder_config(folder)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{folder / 'config.json'} is damaged: {error}") from error
 
 
 def is_text_model(folder: Path) -> bool:
     """Whether a trained model reads texts rather than pictures."""
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is not a trained model: it has no config.json")
-    return not json.loads((folder / "config.json").read_text()).get("layout")
+    return not _config(folder).get("layout")
+
+
+def class_names(folder: Path) -> list[str]:
+    """The classes of a trained model."""
+    names = _config(folder)["id2label"]
+    return [names[str(index)] for index in range(len(names))]
+
+
+def recipe_of(folder: Path) -> Recipe | None:
+    """The recipe a model was trained by, if it is in the folder of its run."""
+    file = folder / "recipe.yaml"
+    return load_recipe(str(file)) if file.is_file() else None
+
+
+def trained_on(folder: Path, data: str) -> bool:
+    """Whether a model was trained on the rest of this data."""
+    file = folder / RUN_FILE
+    known = json.loads(file.read_text()).get("data") if file.is_file() else None
+    return known is not None and (known == data or Path(known).resolve() == Path(data).resolve())
 
 
 @torch.inference_mode()
-def predict_batches(model: Any, batches: Iterable[dict[str, Any]]) -> Iterator[tuple[Array, Array]]:
-    """Logits in float32 and labels of every batch, on the device of the model."""
-    for batch in batches:
-        labels = batch.pop("labels")
-        inputs = {name: value.to(model.device) for name, value in batch.items()}
-        yield model(**inputs).logits.float().cpu().numpy(), labels.numpy()
-
-
 def _run(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) -> tuple[Array, Array]:
-    loader = DataLoader(data, batch_size=batch_size, collate_fn=collate)
-    parts = list(predict_batches(model, progress(loader)))
-    return np.concatenate([logits for logits, _ in parts]), np.concatenate([labels for _, labels in parts])
+    """Logits in float32 and labels of every sample once, shared among the processes if there are several."""
+    processes = Accelerator(cpu=not torch.accelerator.is_available())
+    loader = processes.prepare(DataLoader(data, batch_size=batch_size, collate_fn=collate))
+    model.to(processes.device)
+    parts = []
+    for batch in progress(loader):
+        labels = batch.pop("labels")
+        parts.append(processes.gather_for_metrics((model(**batch).logits.float(), labels)))
+    logits, labels = (torch.cat(each).cpu().numpy() for each in zip(*parts))
+    return logits, labels
 
 
-def evaluate_images(
-    folder: Path, data: str, batch_size: int, all_classes: bool, progress: Any, seed: int = 0
-) -> Evaluation:
-    """Scores on the validation part of `data`, whose classes are matched with the model's by name."""
+def evaluate_images(folder: Path, data: str, batch_size: int, all_classes: bool, progress: Any) -> Evaluation:
+    """Scores on the validation part of `data`, or all of it if it has none and the model was not trained on it."""
     model, processor = load_model(folder)
-    pictures = load_images(data, seed)
+    seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
+    pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
     names = [model.config.id2label[index] for index in range(model.num_labels)]
-    unknown = [name for name in pictures.labels if name not in names]
-    if unknown:
+    matched = match_classes(pictures.labels, names)
+    if matched is None:
+        unknown = [name for name in pictures.labels if name not in names]
         raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
-    columns = np.array([names.index(name) for name in pictures.labels])
+    columns = np.array(matched)
 
     def transform(image: Any) -> torch.Tensor:
         return torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])
 
-    logits, labels = _run(model, ImageSet(pictures.val, transform), stack, batch_size, progress)
+    logits, labels = _run(model, evaluation_set(pictures.val, transform), stack, batch_size, progress)
     if len(columns) < len(names) and not all_classes:
-        note = f"among the {len(columns)} classes of the data (of {len(names)} the model knows)"
+        whose = subset_name(pictures.labels) or "the data"
+        note = f"among the {len(columns)} classes of {whose} (of {len(names)} the model knows)"
         return _evaluation(logits[:, columns], labels, pictures.labels, image_scores(logits[:, columns], labels), note)
     labels = columns[labels]
     return _evaluation(logits, labels, names, image_scores(logits, labels), f"among all {len(names)} classes")
 
 
-def evaluate_text(folder: Path, data: TextData, batch_size: int, max_length: int, progress: Any) -> Evaluation:
+def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) -> Evaluation:
     """Scores on the development set with the metric of its task."""
     if data.dev is None:
         raise ValueError("there is no development set to evaluate on")
@@ -115,7 +147,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, max_length: int
     if data.labels is not None and data.labels != names:
         raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")
     collate = DataCollatorWithPadding(tokenizer)
-    texts = TextSet(data.dev, tokenizer, max_length, data.labels is None)
+    texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None)
     logits, labels = _run(model, texts, collate, batch_size, progress)
     scores = text_scores(data.metric, logits, labels)
     if data.labels is None:

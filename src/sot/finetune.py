@@ -77,11 +77,12 @@ def fine_tune(
     tokenizer, regression = built.processor, data.labels is None
     settings = None if head is None else head.to_dict()
     identity = {"command": "finetune", "model": model, "data": name, "head": settings}
+    args = training_arguments(recipe, out, {**batches, "report_to": report_to})
     open_run(out, identity, recipe, resume, overwrite)
     trainer = SoTTrainer(
         recipe,
         model=built,
-        args=training_arguments(recipe, out, {**batches, "report_to": report_to}),
+        args=args,
         train_dataset=TextSet(data.train, tokenizer, recipe.max_length, regression),
         eval_dataset=TextSet(data.dev, tokenizer, recipe.max_length, regression),
         data_collator=DataCollatorWithPadding(tokenizer),

@@ -58,8 +58,10 @@ TEXT_SCORES: dict[str, Callable[[Array, Array], float]] = {
 
 
 def text_scores(metric: str, logits: Array, labels: Array) -> dict[str, float]:
-    """The score of a GLUE task, with the accuracy (or Spearman's correlation) beside it."""
+    """The score of a GLUE task, with the accuracy (or Spearman's correlation) and the loss beside it."""
     if metric not in TEXT_SCORES:
         raise ValueError(f"unknown metric {metric!r}; accepted: {', '.join(TEXT_SCORES)}")
-    names = dict.fromkeys([metric, "spearman" if metric == "pearson" else "accuracy"])
-    return {name: TEXT_SCORES[name](logits, labels) for name in names}
+    regression = metric == "pearson"
+    names = dict.fromkeys([metric, "spearman" if regression else "accuracy"])
+    error = np.square(logits.reshape(-1) - labels).mean() if regression else cross_entropy(logits, labels.astype(int))
+    return {name: TEXT_SCORES[name](logits, labels) for name in names} | {"loss": float(error)}

@@ -7,13 +7,16 @@ import io
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from accelerate import PartialState
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.utils import logging
 
-from sot.engine import SoTTrainer, last_whole_checkpoint
+from sot.engine import UNFINISHED, SoTTrainer, last_whole_checkpoint
 from sot.recipe import Recipe
 
 RUN_FILE = "run.json"
@@ -33,11 +36,15 @@ def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: boo
         raise ValueError(f"{out} exists: continue it with --resume or replace it with --overwrite")
     if used and resume:
         _check_same_run(out, {**identity, "recipe": recipe.to_yaml()})
-    elif used:
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / RUN_FILE, json.dumps({**identity, "recipe": recipe.to_yaml()}, indent=2))
-    write_atomically(out / "recipe.yaml", recipe.to_yaml())
+    processes = PartialState()
+    processes.wait_for_everyone()  # all have looked before one writes
+    if processes.is_main_process:
+        if used:
+            shutil.rmtree(out / UNFINISHED if resume else out, ignore_errors=resume)
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / RUN_FILE, json.dumps({**identity, "recipe": recipe.to_yaml()}, indent=2))
+        write_atomically(out / "recipe.yaml", recipe.to_yaml())
+    processes.wait_for_everyone()
 
 
 def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
@@ -57,14 +64,31 @@ def execute(
     """Train, from the last whole checkpoint if asked to, evaluate, and leave the model and its card in the folder."""
     checkpoint = last_whole_checkpoint(out) if resume else None
     trainer.add_callback(Report(out, identity["model"]))
+    trainer.remove_callback(PrinterCallback)  # standard output is for results
+    if sys.stderr.isatty():
+        trainer.add_callback(Progress())
+    else:
+        logging.disable_progress_bar()  # of files being written
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics = {key: value for key, value in trainer.evaluate().items() if "_per_second" not in key and key != "epoch"}
+    metrics = {key: value for key, value in trainer.evaluate().items() if _is_score(key)}
+    trainer.save_best(out)
     if trainer.is_world_process_zero():
-        if trainer.average is not None:
-            trainer.model.load_state_dict(trainer.average.values)
-        trainer.model.save_pretrained(out)
         write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels))
     return metrics
+
+
+def _is_score(name: str) -> bool:
+    return name.startswith("eval_") and not name.endswith(("_per_second", "_runtime"))
+
+
+class Progress(ProgressCallback):
+    """A bar with the time left and the latest scores."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Scores go to the end of the bar, not to standard output."""
+        shown = {"loss": "loss", "eval_loss": "val_loss", "eval_accuracy": "accuracy", "eval_mcc": "mcc"}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix({shown[key]: value for key, value in logs.items() if key in shown})
 
 
 class Report(TrainerCallback):
@@ -87,7 +111,7 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row = rows.setdefault(epoch, {"epoch": epoch})
         keep = {"loss": "train_loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
         row |= {name: entry[key] for key, name in keep.items() if key in entry}
-        row |= {key: value for key, value in entry.items() if key.startswith("eval_") and "_per_second" not in key}
+        row |= {key: value for key, value in entry.items() if _is_score(key)}
     return [row for _, row in sorted(rows.items()) if len(row) > 1]
 
 

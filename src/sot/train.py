@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,23 @@ from typing import Any
 import numpy as np
 import timm.data
 import torch
-from torch import Tensor
-from transformers import TrainingArguments, set_seed
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from sot.core.head import HeadConfig
-from sot.data.images import Collate, ImageData, ImageSet, eval_transform, load_images, stack, train_transform
+from sot.data.images import (
+    Collate,
+    ImageSet,
+    TrainingStream,
+    eval_transform,
+    evaluation_set,
+    load_images,
+    stack,
+    train_transform,
+)
+from sot.data.sources import ImageData, Stream
 from sot.engine import SoTTrainer
-from sot.metrics import top_k
+from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
@@ -25,7 +34,12 @@ from sot.run import execute, open_run
 
 
 def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
-    """What Trainer needs to know; the optimiser and its schedule are made from the recipe itself."""
+    """What Trainer needs to know; the optimiser and its schedule are made from the recipe itself.
+
+    Making them joins the other processes, if torchrun or accelerate started any.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION", "1") == "1":
+        raise ValueError("FSDP of version 1 flattens weights that a recipe tells apart: set fsdp_version: 2")
     return TrainingArguments(
         output_dir=str(out),
         num_train_epochs=recipe.epochs + recipe.cooldown_epochs,
@@ -38,7 +52,8 @@ def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) ->
         logging_strategy="epoch",
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
-        disable_tqdm=not sys.stderr.isatty(),
+        disable_tqdm=True,  # sot.run has its own
+        use_cpu=not torch.accelerator.is_available(),  # says that processes without one may join, too
         dataloader_pin_memory=torch.cuda.is_available(),
         **batches,
     )
@@ -97,15 +112,39 @@ def data_config(model: SoTForImageClassification, recipe: Recipe) -> dict[str, A
 
 
 def image_metrics(prediction: Any) -> dict[str, float]:
-    """Top-1 and top-5 accuracy."""
+    """Top-1 and top-5 accuracy, and the loss."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    return {"accuracy": top_k(logits, labels, 1), "top5": top_k(logits, labels, 5)}
+    return {
+        "loss": cross_entropy(logits, labels),
+        "accuracy": top_k(logits, labels, 1),
+        "top5": top_k(logits, labels, 5),
+    }
+
+
+class TellEpoch(TrainerCallback):
+    """Tells the pictures which epoch it is: with several processes accelerate tells their sampler only."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first picture of an epoch is asked for."""
+        kwargs["train_dataloader"].dataset.set_epoch(round(state.epoch))
 
 
 class ImageTrainer(SoTTrainer):
     """Mixes pictures to train on, and only those."""
 
     data_collator: Any
+
+    def get_train_dataloader(self) -> Any:
+        """As usual, except that a stream has divided itself among the processes."""
+        if not isinstance(self.train_dataset, TrainingStream):
+            return super().get_train_dataloader()
+        return DataLoader(
+            self.train_dataset,
+            self.args.train_batch_size,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """As usual, with nothing mixed and nothing left out."""
@@ -115,11 +154,6 @@ class ImageTrainer(SoTTrainer):
             return super().get_eval_dataloader(*args, **kwargs)
         finally:
             self.data_collator, self.args.dataloader_drop_last = collate, drop
-
-    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Logits in float32, whatever the model computes in."""
-        loss, logits, labels = super().prediction_step(*args, **kwargs)
-        return loss, None if logits is None else logits.float(), labels
 
 
 def train_images(
@@ -143,20 +177,32 @@ def train_images(
     built = build_model(model, pictures.labels, recipe, head, pretrained)
     head_settings = None if head is None else head.to_dict()
     identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
-    open_run(out, identity, recipe, resume, overwrite)
     options = {**batches, "dataloader_num_workers": workers, "report_to": report_to}
-    trainer = _trainer(built, pictures, recipe, out, options)
+    options["dataloader_drop_last"] = bool(recipe.mixup or recipe.cutmix)
+    args = training_arguments(recipe, out, options)
+    if isinstance(pictures.train, Stream):
+        pictures.train.check_readers(args.world_size, workers)
+    open_run(out, identity, recipe, resume, overwrite)
+    trainer = _trainer(built, pictures, recipe, args)
     return execute(trainer, identity, recipe, out, resume, pictures.labels)
 
 
-def _trainer(built: Any, pictures: ImageData, recipe: Recipe, out: Path, options: dict[str, Any]) -> ImageTrainer:
+def _trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
     config = data_config(built, recipe)
     return ImageTrainer(
         recipe,
         model=built,
-        args=training_arguments(recipe, out, {**options, "dataloader_drop_last": bool(recipe.mixup or recipe.cutmix)}),
-        train_dataset=ImageSet(pictures.train, train_transform(recipe, config), recipe.seed),
-        eval_dataset=ImageSet(pictures.val, eval_transform(config), recipe.seed),
+        args=args,
+        train_dataset=_training_set(pictures.train, train_transform(recipe, config), recipe, args),
+        eval_dataset=evaluation_set(pictures.val, eval_transform(config), recipe.seed),
         data_collator=Collate(recipe, len(pictures.labels)),
         compute_metrics=image_metrics,
+        callbacks=[TellEpoch()],
     )
+
+
+def _training_set(source: Any, transform: Any, recipe: Recipe, args: TrainingArguments) -> ImageSet | TrainingStream:
+    if not isinstance(source, Stream):
+        return ImageSet(source, transform, recipe.seed)
+    process = args.process_index, args.world_size
+    return TrainingStream(source, transform, recipe.seed, args.train_batch_size, args.dataloader_num_workers, process)

@@ -1,4 +1,4 @@
-"""Images with labels: folders, tar files and everything else timm.data reads, or scikit-learn's digits.
+"""Images with labels, as Trainer reads them.
 
 Every random choice for a picture is drawn from the seed, the epoch and the number of the picture alone, so that a run
 that is interrupted and resumed sees the same pictures whatever was drawn before.
@@ -7,10 +7,11 @@ that is interrupted and resumed sees the same pictures whatever was drawn before
 from __future__ import annotations
 
 import logging
+import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,159 +20,50 @@ import timm.data
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from sot.data.hub import hub_images, hub_streams
+from sot.data.shards import shard_images
+from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
 from sot.recipe import Recipe
 
 logger = logging.getLogger("sot")
 MAX_BAD_SHARE = 0.01
-SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
-
-
-@dataclass
-class ImageData:
-    """Pictures `(image, class number)` to train on and to validate on, and the names of the classes."""
-
-    train: Sequence[tuple[Image.Image, int]] | Any
-    val: Sequence[tuple[Image.Image, int]] | Any
-    labels: list[str]
-
-
-class Subset:
-    """Some pictures of a source, and their file names if it has any."""
-
-    def __init__(self, source: Any, indices: Sequence[int]) -> None:
-        self.source, self.indices = source, indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        item: tuple[Image.Image, int] = self.source[self.indices[index]]
-        return item
-
-    def filename(self, index: int) -> str:
-        """Name of the file of a picture."""
-        return file_name(self.source, self.indices[index])
-
-
-def file_name(source: Any, index: int) -> str:
-    """Name of the file of a picture, or its number."""
-    return str(source.filename(index)) if hasattr(source, "filename") else f"number {index}"
-
-
-class Pictures:
-    """Files of a folder of class folders, decoded when asked for; unlike timm's own, nothing is skipped in silence."""
-
-    def __init__(self, files: list[tuple[str, int]]) -> None:
-        self.files = files
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        path, label = self.files[index]
-        with Image.open(path) as picture:
-            return picture.convert("RGB"), label
-
-    def filename(self, index: int) -> str:
-        """Path of a picture."""
-        return self.files[index][0]
-
-
-# --- reading -----------------------------------------------------------------------------------------------
 
 
 def load_images(spec: str, seed: int = 0, val_share: float = 0.2) -> ImageData:
-    """`digits`, a folder, a .tar file, or a name of timm.data: `torch/cifar10@FOLDER`, `hfds/NAME`, `wds/…@FOLDER`."""
+    """`digits`, a folder, a .tar file, `torch/NAME@FOLDER`, `hfds/NAME`, `hfids/NAME` or `wds/NAME@FOLDER`.
+
+    What comes in one piece is split by the seed; `val_share` 1 keeps all of it to evaluate on.
+    """
     if spec == "digits":
-        return _digits(seed, val_share)
+        return digits(seed, val_share)
     path = Path(spec)
     if path.is_dir():
-        return _folder(path, seed, val_share)
+        return folder(path, seed, val_share)
     if path.is_file() and path.suffix == ".tar":
-        source = timm.data.create_dataset("", root=spec, search_split=False)
-        return _random_split(source, _class_names(source), seed, val_share)
-    if "/" in spec and spec.split("/")[0] in ("torch", "hfds", "hfids", "wds", "tfds"):
-        return _by_timm(spec)
+        return tar_file(path, seed, val_share)
+    kind, _, rest = spec.partition("/")
+    if rest and kind in ("hfds", "hfids"):
+        return hub_images(spec, seed, val_share) if kind == "hfds" else hub_streams(spec, val_share == 1)
+    name, _, root = spec.partition("@")
+    if rest and kind in ("torch", "wds"):
+        return torch_set(name, root) if kind == "torch" else shard_images(name, root, val_share == 1)
     raise ValueError(
-        f"unknown data {spec!r}; accepted: digits, a folder, a .tar file, or torch/…, hfds/…, wds/… of timm.data"
+        f"unknown data {spec!r}; accepted: digits, a folder, a .tar file, torch/…@FOLDER, hfds/…, hfids/…, wds/…@FOLDER"
     )
 
 
-def _digits(seed: int, val_share: float) -> ImageData:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    pictures = [Image.fromarray((image * 255 / 16).astype(np.uint8)).convert("RGB") for image in bunch.images]
-    source = list(zip(pictures, bunch.target.tolist()))
-    return _random_split(source, [str(name) for name in bunch.target_names], seed, val_share)
-
-
-def _folder(path: Path, seed: int, val_share: float) -> ImageData:
-    found = {
-        key: next((path / name for name in names if (path / name).is_dir()), None) for key, names in SPLITS.items()
-    }
-    if found["train"] is None or found["val"] is None:
-        if found["train"] is not None:
-            path = found["train"]
-        files, labels = _files(path)
-        return _random_split(Pictures(files), labels, seed, val_share)
-    (train, labels), (val, val_labels) = _files(found["train"]), _files(found["val"])
-    if labels != val_labels:
-        odd = sorted(set(labels) ^ set(val_labels))
-        raise ValueError(f"the classes of {found['train']} and {found['val']} differ: {', '.join(odd[:5])}")
-    return ImageData(Pictures(train), Pictures(val), labels)
-
-
-def _files(path: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    from timm.data.readers.reader_image_folder import find_images_and_targets
-
-    files, classes = find_images_and_targets(str(path))
-    if not files:
-        raise ValueError(f"{path} holds no pictures: it needs one folder for each class")
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, {path} has {', '.join(classes) or 'none'}")
-    return files, list(classes)
-
-
-def _by_timm(spec: str) -> ImageData:
-    name, _, root = spec.partition("@")
-    try:
-        train = timm.data.create_dataset(name, root=root or None, split="train", is_training=True, download=True)
-        val = timm.data.create_dataset(name, root=root or None, split="validation", download=True)
-    except (AssertionError, ImportError, OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"timm.data cannot open {spec!r}: {error}") from error
-    return ImageData(train, val, _class_names(train))
-
-
-def _class_names(source: Any) -> list[str]:
-    mapping = getattr(getattr(source, "reader", None), "class_to_idx", None) or getattr(source, "class_to_idx", None)
-    if mapping:
-        return [str(name) for name in sorted(mapping, key=mapping.get)]
-    features = getattr(getattr(getattr(source, "reader", None), "dataset", None), "features", {})
-    names = next((feature.names for feature in features.values() if hasattr(feature, "names")), None)
-    if names is None:
-        raise ValueError("the data does not name its classes")
-    return list(names)
-
-
-def _random_split(source: Any, labels: list[str], seed: int, val_share: float) -> ImageData:
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed)).tolist()
-    num_val = max(1, round(len(order) * val_share))
-    if num_val >= len(order):
-        raise ValueError(f"{len(order)} pictures are too few to split into training and validation")
-    return ImageData(Subset(source, order[num_val:]), Subset(source, order[:num_val]), labels)
-
-
-# --- serving -----------------------------------------------------------------------------------------------
+def make_seed(*key: int) -> int:
+    """A seed that depends on every number of the key."""
+    return int(np.random.SeedSequence(key).generate_state(1)[0])
 
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
     """Draw from generators seeded by `key`, and leave the global ones as they were."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+    seed = make_seed(*key)
     random.seed(seed)
     np.random.seed(seed)
     torch.default_generator.manual_seed(seed)  # torch.manual_seed costs a millisecond on every call
@@ -219,6 +111,68 @@ class ImageSet(Dataset[dict[str, Any]]):
         if len(self.bad) > MAX_BAD_SHARE * len(self.source):
             names = ", ".join(file_name(self.source, bad) for bad in sorted(self.bad)[:5])
             raise ValueError(f"{len(self.bad)} of {len(self.source)} pictures cannot be read, more than 1 %: {names}")
+
+
+class ImageStream(IterableDataset[dict[str, Any]]):
+    """The same from a stream, each picture once and as it comes, to evaluate on."""
+
+    def __init__(self, source: Stream, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+        self.source, self.transform, self.seed = source, transform, seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another order, and other random choices, for every epoch."""
+        self.epoch = epoch
+
+    def _read(self) -> Iterator[tuple[Image.Image, int]]:
+        return self.source.read(None, 0, 1)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number, (image, label) in enumerate(self._read()):
+            index = first + number * step
+            with seeded(self.seed, self.epoch, index):
+                pixels = self.transform(image)
+            yield {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+
+
+class TrainingStream(ImageStream):
+    """A stream to train on: every process reads other shards, and every worker of it as many whole batches."""
+
+    def __init__(
+        self,
+        source: Stream,
+        transform: Callable[[Image.Image], Tensor],
+        seed: int,
+        batch_size: int,
+        workers: int,
+        process: tuple[int, int],
+    ) -> None:
+        super().__init__(source, transform, seed)
+        self.process, self.workers = process, max(1, workers)
+        self.share = math.ceil(source.samples / (process[1] * self.workers) / batch_size) * batch_size
+
+    def __len__(self) -> int:
+        return self.share * self.workers
+
+    def _read(self) -> Iterator[tuple[Image.Image, int]]:
+        return islice(self._again(), self.share)
+
+    def _again(self) -> Iterator[tuple[Image.Image, int]]:
+        """From the start where a share of the shards is smaller than that of the batches."""
+        while True:
+            count = 0
+            for item in self.source.read(make_seed(self.seed, self.epoch), *self.process):
+                yield item
+                count += 1
+            if count == 0:
+                raise ValueError("no picture of the data can be read")
+
+
+def evaluation_set(source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> ImageSet | ImageStream:
+    """The pictures of a source, whatever kind it is, to evaluate on."""
+    return ImageStream(source, transform, seed) if isinstance(source, Stream) else ImageSet(source, transform, seed)
 
 
 class Collate:

@@ -1,4 +1,4 @@
-"""Texts with labels: GLUE's own files, tables with named columns, the hub, or the built-in acceptability set."""
+"""Texts with labels: GLUE's files, tables with named columns, sets of `datasets`, or the built-in acceptability set."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sot.data.acceptability import acceptability
+from sot.data.hub import load_splits
+from sot.data.sources import choose_split
 
 Row = Mapping[str, Any]
 
@@ -32,21 +34,31 @@ class Task:
     labels: tuple[str, ...] | None = None  # None: a number to regress
     header: tuple[str, ...] | None = None  # of files that have none
     dev: str = "dev"
+    hub_columns: Columns | None = None  # where the hub calls them otherwise
 
 
 ENTAILMENT = ("entailment", "not_entailment")
 PAIR = Columns("sentence1", "sentence2")
+GLUE = "hfds/nyu-mll/glue"
 TASKS = {
     "cola": Task(Columns(), "mcc", ("unacceptable", "acceptable"), ("source", "label", "mark", "sentence")),
     "sst2": Task(Columns(), "accuracy", ("negative", "positive")),
-    "mrpc": Task(Columns("#1 String", "#2 String", "Quality"), "f1", ("not_equivalent", "equivalent")),
-    "qqp": Task(Columns("question1", "question2", "is_duplicate"), "f1", ("not_duplicate", "duplicate")),
-    "stsb": Task(Columns("sentence1", "sentence2", "score"), "pearson"),
+    "mrpc": Task(
+        Columns("#1 String", "#2 String", "Quality"), "f1", ("not_equivalent", "equivalent"), hub_columns=PAIR
+    ),
+    "qqp": Task(
+        Columns("question1", "question2", "is_duplicate"),
+        "f1",
+        ("not_duplicate", "duplicate"),
+        hub_columns=Columns("question1", "question2"),
+    ),
+    "stsb": Task(Columns("sentence1", "sentence2", "score"), "pearson", hub_columns=PAIR),
     "mnli": Task(
         Columns("sentence1", "sentence2", "gold_label"),
         "accuracy",
         ("entailment", "neutral", "contradiction"),
         dev="dev_matched",
+        hub_columns=Columns("premise", "hypothesis"),
     ),
     "qnli": Task(Columns("question", "sentence"), "accuracy", ENTAILMENT),
     "rte": Task(PAIR, "accuracy", ENTAILMENT),
@@ -77,41 +89,80 @@ class TextData:
     metric: str
 
 
-def load_task(name: str, folder: Path | None) -> TextData:
-    """A GLUE task from the folder of its files, or the built-in set, which needs none."""
+def load_task(name: str, data: str | Path | None) -> TextData:
+    """A GLUE task from the folder of its files or from `hfds/…`, else from the hub; or the built-in set."""
     if name == BUILT_IN:
         made = {key: _from_pairs(rows) for key, rows in acceptability().items()}
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
-    if folder is None:
-        raise ValueError(f"task {name} needs --data: the folder with its train.tsv and dev.tsv")
+    task = TASKS[name]
+    labels = None if task.labels is None else list(task.labels)
+    if data is None or str(data).startswith("hfds/"):
+        tables = _glue_tables(name, None if data is None else str(data))
+        columns = task.hub_columns or task.columns
+    else:
+        tables, columns = _glue_files(Path(data), task), task.columns
+    splits = {key: _split(rows, columns, labels, source) for key, (source, rows) in tables.items()}
+    return TextData(splits.get("train"), splits.get("dev"), labels, task.metric)
+
+
+def _glue_files(folder: Path, task: Task) -> dict[str, tuple[str, list[Row]]]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    task = TASKS[name]
-    splits: dict[str, TextSplit | None] = {}
-    for key, stem in (("train", "train"), ("dev", task.dev)):
-        file = folder / f"{stem}.tsv"
-        splits[key] = (
-            _split(list(read_rows(file, task.header)), task.columns, task.labels, file) if file.is_file() else None
-        )
-    if splits["train"] is None and splits["dev"] is None:
+    files = {key: folder / f"{stem}.tsv" for key, stem in (("train", "train"), ("dev", task.dev))}
+    found = {key: (str(file), list(read_rows(file, task.header))) for key, file in files.items() if file.is_file()}
+    if not found:
         raise ValueError(f"{folder} has neither train.tsv nor {task.dev}.tsv")
-    return TextData(splits["train"], splits["dev"], list(task.labels) if task.labels else None, task.metric)
+    return found
+
+
+def _glue_tables(name: str, data: str | None) -> dict[str, tuple[str, list[Row]]]:
+    try:
+        splits = load_splits(data or f"{GLUE}:{name}")
+    except ValueError as error:
+        if data is not None:
+            raise
+        files = f"the folder with its train.tsv and {TASKS[name].dev}.tsv"
+        raise ValueError(f"task {name} needs --data, {files}, as the hub gives nothing: {error}") from error
+    wanted = {"train": "train", "dev": TASKS[name].dev.replace("dev", "validation")}
+    return {key: (f"{name} {split}", _rows(splits[split])) for key, split in wanted.items() if split in splits}
+
+
+def load_set(spec: str, columns: Columns, labels: list[str] | None = None) -> TextData:
+    """A set of `datasets` with named columns; its classes are those it declares, or the labels that occur."""
+    splits = load_splits(spec)
+    dev = choose_split(spec, splits, "val")
+    chosen = {"train": choose_split(spec, splits, "train", needed=False), "dev": dev}
+    declared = getattr(splits[str(dev)].features.get(columns.label), "names", None)
+    tables = {key: (f"{spec} {name}", _rows(splits[name])) for key, name in chosen.items() if name is not None}
+    return _from_tables(tables, columns, labels or declared)
+
+
+def _rows(dataset: Any) -> list[Row]:
+    """Rows with the names of classes in place of their numbers."""
+    named = {name: kind.int2str for name, kind in dataset.features.items() if hasattr(kind, "int2str")}
+    return [{**row, **{name: to_name(row[name]) for name, to_name in named.items()}} for row in dataset]
 
 
 def load_table(train: Path | None, dev: Path | None, columns: Columns, labels: list[str] | None = None) -> TextData:
     """CSV, TSV or JSONL files; classes are the labels of the training file in order, numbers by size."""
-    rows = {file: list(read_rows(file, None)) for file in (train, dev) if file is not None}
-    for file, table in rows.items():
-        _check_columns(table, columns, file)
+    files = {key: file for key, file in (("train", train), ("dev", dev)) if file is not None}
+    return _from_tables({key: (str(f), list(read_rows(f, None))) for key, f in files.items()}, columns, labels)
+
+
+def _from_tables(
+    tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None = None
+) -> TextData:
+    for source, rows in tables.values():
+        _check_columns(rows, columns, source)
     if labels is None:
-        found = {str(row[columns.label]) for row in rows[train or dev]}  # type: ignore[index]
-        labels = sorted(found, key=_by_number_then_name)
+        _, rows = tables.get("train") or tables["dev"]
+        labels = sorted({str(row[columns.label]) for row in rows}, key=_by_number_then_name)
     if len(labels) < 2:
         raise ValueError(f"a classifier needs at least two classes, found {', '.join(labels) or 'none'}")
-    splits = [None if file is None else _split(rows[file], columns, tuple(labels), file) for file in (train, dev)]
-    return TextData(splits[0], splits[1], labels, "accuracy")
+    splits = {key: _split(rows, columns, labels, source) for key, (source, rows) in tables.items()}
+    return TextData(splits.get("train"), splits.get("dev"), labels, "accuracy")
 
 
 def _by_number_then_name(label: str) -> tuple[bool, int, str]:
@@ -125,7 +176,7 @@ def read_rows(file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
         raise FileNotFoundError(f"no such file: {file}")
     with file.open(encoding="utf-8-sig", newline="") as lines:
         if file.suffix == ".jsonl":
-            yield from (json.loads(line) for line in lines if line.strip())
+            yield from (_parse(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
         elif file.suffix == ".csv":
             yield from csv.DictReader(lines)
         elif file.suffix in (".tsv", ".txt"):
@@ -134,7 +185,17 @@ def read_rows(file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
             raise ValueError(f"{file} must be .csv, .tsv, .txt or .jsonl")
 
 
-def _check_columns(rows: list[Row], columns: Columns, file: Path) -> None:
+def _parse(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: not a JSON object")
+    return row
+
+
+def _check_columns(rows: list[Row], columns: Columns, file: str) -> None:
     if not rows:
         raise ValueError(f"{file} has no rows")
     for name in (columns.text, columns.pair, columns.label):
@@ -142,7 +203,7 @@ def _check_columns(rows: list[Row], columns: Columns, file: Path) -> None:
             raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(str, rows[0]))}")
 
 
-def _split(rows: list[Row], columns: Columns, labels: tuple[str, ...] | None, file: Path) -> TextSplit:
+def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str) -> TextSplit:
     _check_columns(rows, columns, file)
     numbers = {} if labels is None else {name: float(i) for i, name in enumerate(labels)}
     numbers |= {str(i): float(i) for i in range(len(numbers)) if str(i) not in numbers}  # GLUE writes some as numbers

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 # Params in M and FLOPs in G as printed in tables 2, 5 and S-1; the paper's FLOPs are multiply-adds.
@@ -24,6 +24,7 @@ PAPER_FIGURES = {
     "swin_tiny_patch4_window7_224": (28.3, 4.5),
     "swin_base_patch4_window7_224": (87.8, 15.4),
 }
+IMAGENET_PICTURES = 1_281_167  # to train on
 WEIGHTED_LAYERS = ("aten.convolution", "aten.mm", "aten.addmm")  # convolutions and linear layers
 
 
@@ -49,6 +50,39 @@ def measure(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
     flops = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
     layers = sum(flops.get(op, 0) for op in WEIGHTED_LAYERS)
     return Complexity(count_parameters(model), layers // 2, sum(flops.values()) // 2)
+
+
+@dataclass(frozen=True)
+class TrainingCost:
+    """What training costs: multiply-adds of an image forward and backward, and bytes in float32."""
+
+    macs: int
+    saved_bytes: int  # for an image, from its forward to its backward pass
+    state_bytes: int  # weights, their average and gradients, two moments of Adam
+
+
+def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> TrainingCost:
+    """Count on the meta device, where nothing is computed. The model is moved there.
+
+    What is saved for two images less what is saved for one leaves the weights out.
+    """
+    model = model.to("meta").train().requires_grad_(True)
+
+    def saved(batch: int) -> int:
+        storages: dict[int, torch.UntypedStorage] = {}  # kept, or another could get the same address
+
+        def remember(tensor: Tensor) -> Tensor:
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+            model(torch.empty(batch, *input_size, device="meta")).sum().backward()
+        return sum(storage.nbytes() for storage in storages.values())
+
+    with FlopCounterMode(display=False) as counter:
+        one = saved(1)
+    state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    return TrainingCost(counter.get_total_flops() // 2, saved(2) - one, 5 * state)
 
 
 def find_models(pattern: str | None) -> list[str]:

@@ -1,0 +1,193 @@
+"""Where pictures come from: scikit-learn's digits, folders, tar files, torchvision's sets."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm.data
+import torch
+from PIL import Image
+from timm.data.readers import create_reader
+from timm.data.readers.reader_image_folder import find_images_and_targets
+
+logger = logging.getLogger("sot")
+SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
+PURPOSES = {"train": "train", "val": "validate"}
+
+
+@dataclass
+class ImageData:
+    """Pictures `(image, class number)` to train on and to validate on, and the names of the classes."""
+
+    train: Sequence[tuple[Image.Image, int]] | Any
+    val: Sequence[tuple[Image.Image, int]] | Any
+    labels: list[str]
+
+
+class Stream(ABC):
+    """Pictures that can only be read one after the other, from files (`shards`) that processes divide among them."""
+
+    samples: int  # 0 where that is not known, which is enough to evaluate
+    shards: int
+
+    @abstractmethod
+    def read(self, order: int | None, part: int, parts: int) -> Iterator[tuple[Image.Image, int]]:
+        """One part of the pictures, shuffled by the seed `order` or as they stand; loader workers divide it further."""
+
+    def check_readers(self, processes: int, workers: int) -> None:
+        """Refuse more readers than there are shards: some would wait for pictures that never come."""
+        if processes * max(1, workers) > self.shards:
+            parts = f"{processes} processes × {max(1, workers)} workers"
+            raise ValueError(f"the data comes in {self.shards} shards, too few for {parts} to read one each")
+
+
+class Subset:
+    """Some pictures of a source, and their file names if it has any."""
+
+    def __init__(self, source: Any, indices: Sequence[int]) -> None:
+        self.source, self.indices = source, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        item: tuple[Image.Image, int] = self.source[self.indices[index]]
+        return item
+
+    def filename(self, index: int) -> str:
+        """Name of the file of a picture."""
+        return file_name(self.source, self.indices[index])
+
+
+def file_name(source: Any, index: int) -> str:
+    """Name of the file of a picture, or its number."""
+    return str(source.filename(index)) if hasattr(source, "filename") else f"number {index}"
+
+
+class Pictures:
+    """Pictures in RGB from items `(picture or file, class number)`; unlike timm's, nothing is skipped in silence."""
+
+    def __init__(self, items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        picture, label = self.items[index]
+        if isinstance(picture, Image.Image):
+            return picture.convert("RGB"), int(label)
+        with Image.open(picture) as opened:
+            return opened.convert("RGB"), int(label)
+
+    def filename(self, index: int) -> str:
+        """Path of a picture, where the items have one."""
+        return str(self.items[index][0]) if isinstance(self.items, list) else file_name(self.items, index)
+
+
+def need(module: str, what: str) -> None:
+    """Refuse `what` if the library it is read with is not installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"{what} needs the library {module}: pip install 'second-order-transformer[data]'")
+
+
+def choose_split(spec: str, found: Collection[str], key: str, needed: bool = True) -> str | None:
+    """The name under which a set has what to train on (`train`) or to validate on (`val`)."""
+    chosen = next((name for name in SPLITS[key] if name in found), None)
+    if chosen is None and needed:
+        has, accepted = ", ".join(found) or "none", ", ".join(SPLITS[key])
+        raise ValueError(f"{spec} has no split to {PURPOSES[key]} on: it has {has}; accepted names: {accepted}")
+    return chosen
+
+
+def random_split(source: Any, labels: list[str], seed: int, val_share: float) -> ImageData:
+    """A share of the pictures to validate on, drawn by the seed; a share of 1 leaves none to train on."""
+    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed)).tolist()
+    num_val = max(1, round(len(order) * val_share))
+    if num_val >= len(order) and val_share < 1:
+        raise ValueError(f"{len(order)} pictures are too few to split into training and validation")
+    return ImageData(Subset(source, order[num_val:]), Subset(source, order[:num_val]), labels)
+
+
+def digits(seed: int, val_share: float) -> ImageData:
+    """scikit-learn's 1797 pictures of digits, 8 × 8."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pictures = [Image.fromarray((image * 255 / 16).astype(np.uint8)).convert("RGB") for image in bunch.images]
+    source = list(zip(pictures, bunch.target.tolist()))
+    return random_split(source, [str(name) for name in bunch.target_names], seed, val_share)
+
+
+def folder(path: Path, seed: int, val_share: float) -> ImageData:
+    """Class folders in `train` and `val`, or in the folder itself, which is then split."""
+    found = {
+        key: next((path / name for name in names if (path / name).is_dir()), None) for key, names in SPLITS.items()
+    }
+    if found["train"] is None or found["val"] is None:
+        files, labels = _files(found["train"] or found["val"] or path)
+        return random_split(Pictures(files), labels, seed, val_share)
+    (train, labels), (val, val_labels) = _files(found["train"]), _files(found["val"])
+    if labels != val_labels:
+        odd = sorted(set(labels) ^ set(val_labels))
+        raise ValueError(f"the classes of {found['train']} and {found['val']} differ: {', '.join(odd[:5])}")
+    return ImageData(Pictures(train), Pictures(val), labels)
+
+
+def _files(path: Path) -> tuple[list[tuple[str, int]], list[str]]:
+    files, classes = find_images_and_targets(str(path))
+    if not files:
+        raise ValueError(f"{path} holds no pictures: it needs one folder for each class")
+    _check_classes(list(classes), path)
+    return files, list(classes)
+
+
+def _check_classes(classes: list[str], path: Path) -> None:
+    if len(classes) < 2:
+        raise ValueError(f"a classifier needs at least two classes, {path} has {', '.join(classes) or 'none'}")
+
+
+def tar_file(path: Path, seed: int, val_share: float) -> ImageData:
+    """A .tar file of class folders, read in place."""
+    try:
+        reader = create_reader("", root=str(path))
+    except (OSError, ValueError, tarfile.TarError) as error:  # timm unpacks an empty list where there are no pictures
+        raise ValueError(f"{path} is not a .tar file with one folder of pictures for each class: {error}") from error
+    labels = sorted(reader.class_name_to_idx, key=reader.class_name_to_idx.get)
+    _check_classes(labels, path)
+    return random_split(Pictures(reader), labels, seed, val_share)
+
+
+def torch_set(name: str, root: str) -> ImageData:
+    """A set of torchvision that timm knows, in its folder; downloaded there if it is not."""
+    if not root:
+        raise ValueError(f"{name} needs the folder of its files: {name}@FOLDER")
+    train, val = (_open_torch(name, root, split) for split in ("train", "validation"))
+    if hasattr(train, "samples") and train.samples == val.samples:  # timm falls back to the folder itself
+        raise ValueError(f"{root} has no folder to validate on: it needs train and val")
+    labels = next((getattr(train, key) for key in ("wnids", "classes", "all_categories") if hasattr(train, key)), None)
+    if labels is None:
+        raise ValueError(f"{name} does not name its classes")
+    return ImageData(Pictures(train), Pictures(val), [str(label) for label in labels])
+
+
+def _open_torch(name: str, root: str, split: str) -> Any:
+    def create(download: bool) -> Any:
+        return timm.data.create_dataset(name, root=root, split=split, download=download)
+
+    try:
+        try:
+            return create(download=False)
+        except RuntimeError:  # what torchvision raises where it finds no files
+            logger.warning("Downloading %s into %s.", name, root)
+            return create(download=True)
+    except (AssertionError, OSError, RuntimeError, TypeError) as error:
+        raise ValueError(f"timm.data cannot open {name} in {root}: {error}") from error
