@@ -13,7 +13,8 @@ from rich.progress import track
 from rich.table import Column, Table
 from safetensors import SafetensorError
 
-from sot.cli_runs import console, errors, is_first_process, register
+from sot import cli_bench, cli_runs, cli_use
+from sot.cli_runs import console, errors, is_first_process
 from sot.core.head import Fusion
 
 if TYPE_CHECKING:
@@ -158,7 +159,9 @@ def convert(
     console.print(f"Wrote {target} for {model.default_cfg['architecture']}.", soft_wrap=True)
 
 
-register(app)
+cli_runs.register(app)
+cli_use.register(app)
+app.add_typer(cli_bench.app, name="bench")
 
 
 def main() -> None:

@@ -1,19 +1,16 @@
-"""Commands that train models and use them: train, finetune, recipes, evaluate, predict."""
+"""Commands that train models: train, finetune, recipes, demo."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from sot.core.head import HeadConfig
@@ -73,11 +70,8 @@ def _check_log(log: str) -> str:
     return log
 
 
-def _progress(items: Iterable[Any]) -> Iterable[Any]:
-    return track(items, "Evaluating", console=errors, transient=True, disable=not errors.is_terminal)
-
-
-def _print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
+def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
+    """Scores as a table or as JSON."""
     if as_json:
         typer.echo(json.dumps(scores))
         return
@@ -136,10 +130,10 @@ def train(
         accumulation=accumulation,
         report_to=report_to,
     )
-    _print_scores(metrics, as_json, f"{model} on {data}, in {out}")
+    print_scores(metrics, as_json, f"{model} on {data}, in {out}")
 
 
-def _text_data(
+def text_data(
     task: str | None, data: str | None, dev: Path | None, columns: tuple[str, str | None, str], labels: Any = None
 ) -> tuple[Any, str]:
     """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate."""
@@ -188,86 +182,12 @@ def finetune(
     """Fine-tune a text classifier by a recipe."""
     report_to = _check_log(log)
     chosen, parsed = _prepare(recipe, settings, head, "text")
-    table, name = _text_data(task, data, dev, (text, pair, label))
+    table, name = text_data(task, data, dev, (text, pair, label))
     from sot.finetune import fine_tune
 
     options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": report_to}
     metrics = fine_tune(model, table, name, out, chosen, parsed, **options)  # type: ignore[arg-type]
-    _print_scores(metrics, as_json, f"{model} on {name}, in {out}")
-
-
-def evaluate(
-    folder: Annotated[Path, typer.Argument(help="A trained model.")],
-    data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
-    task: TaskOption = None,
-    text: TextOption = "sentence",
-    pair: PairOption = None,
-    label: LabelOption = "label",
-    all_classes: Annotated[
-        bool, typer.Option(help="Let the model choose among classes the data does not have.")
-    ] = False,
-    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
-    batch_size: BatchOption = 64,
-    as_json: JsonOption = False,
-) -> None:
-    """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
-    from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
-    from sot.run import write_atomically
-
-    if is_text_model(folder):
-        texts, _ = _text_data(task, data, None, (text, pair, label), class_names(folder))
-        result = evaluate_text(folder, texts, batch_size, _progress)
-    elif data is None:
-        raise ValueError("an image model needs --data to be evaluated on")
-    else:
-        result = evaluate_images(folder, data, batch_size, all_classes, _progress)
-    if confusion is not None and is_first_process():
-        write_atomically(confusion, draw_confusion(result))
-    if as_json:
-        typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
-        return
-    _print_scores(result.scores, False, f"{folder} {result.note}")
-    table = Table("class")
-    for column in ("samples", "recall", "precision"):
-        table.add_column(column, justify="right")
-    for name, samples, recall, precision in result.by_class():
-        table.add_row(name, str(samples), f"{recall:.3f}", f"{precision:.3f}")
-    console.print(table)
-
-
-def predict(
-    folder: Annotated[Path, typer.Argument(help="A trained model.")],
-    inputs: Annotated[list[str] | None, typer.Argument(help="Pictures; or - for one path or text a line.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="A text; repeatable.")] = None,
-    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
-    batch_size: BatchOption = 32,
-    as_json: JsonOption = False,
-) -> None:
-    """Classify pictures or texts."""
-    from sot.evaluate import is_text_model, load_model
-    from sot.predict import predict_images, predict_texts
-
-    given = [line.rstrip("\n") for line in sys.stdin] if inputs == ["-"] else [*(inputs or []), *(text or [])]
-    if not given:
-        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
-    model, processor = load_model(folder)
-    run = predict_texts if is_text_model(folder) else predict_images
-    table, failed = Table("input", "class", "score"), 0
-    for prediction in run(model, processor, given, top, batch_size):
-        failed += prediction.error is not None
-        if as_json:
-            typer.echo(json.dumps(vars(prediction)))
-            continue
-        if prediction.error is not None:
-            errors.print(
-                f"Cannot read {prediction.source}: {prediction.error}", style="yellow", markup=False, soft_wrap=True
-            )
-        for number, (name, score) in enumerate(prediction.classes):
-            table.add_row(prediction.source if number == 0 else "", name, f"{score:.3f}")
-    if not as_json and table.row_count:
-        console.print(table)
-    if failed:
-        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+    print_scores(metrics, as_json, f"{model} on {name}, in {out}")
 
 
 def demo(
@@ -297,5 +217,5 @@ def demo(
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this file."""
-    for command in (train, finetune, evaluate, predict, recipes, demo):
+    for command in (train, finetune, recipes, demo):
         app.command()(command)

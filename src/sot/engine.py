@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from sot.recipe import Recipe
 
@@ -145,6 +145,7 @@ class SoTTrainer(Trainer):
 
     def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.remove_callback(PrinterCallback)  # standard output is for results
         self.recipe = recipe
         self.average: Average | None = None
         self.resumed_from: Path | None = None

@@ -29,7 +29,7 @@ from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
 from sot.models.from_timm import folder_config
 from sot.recipe import Recipe, load_recipe
-from sot.run import RUN_FILE
+from sot.run import RUN_FILE, show_bars_on_terminals_only
 
 
 @dataclass
@@ -58,15 +58,19 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, SoTConfig):
         raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
+    show_bars_on_terminals_only()
+    kind = AutoModelForSequenceClassification if config.layout is None else AutoModelForImageClassification
+    return kind.from_pretrained(folder).eval(), load_processor(folder, config)
+
+
+def load_processor(folder: Path, config: SoTConfig) -> Any:
+    """The image processor or tokenizer of a trained model."""
     if config.layout is not None:
-        return AutoModelForImageClassification.from_pretrained(folder).eval(), AutoImageProcessor.from_pretrained(
-            folder
-        )
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    recipe = recipe_of(folder)
+        return AutoImageProcessor.from_pretrained(folder)
+    tokenizer, recipe = AutoTokenizer.from_pretrained(folder), recipe_of(folder)
     if recipe is not None:
         tokenizer.model_max_length = recipe.max_length  # texts are cut as they were in training
-    return model.eval(), tokenizer
+    return tokenizer
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import ProgressCallback, TrainerCallback
 from transformers.utils import logging
 
 from sot.engine import UNFINISHED, SoTTrainer, last_whole_checkpoint
@@ -64,17 +64,21 @@ def execute(
     """Train, from the last whole checkpoint if asked to, evaluate, and leave the model and its card in the folder."""
     checkpoint = last_whole_checkpoint(out) if resume else None
     trainer.add_callback(Report(out, identity["model"]))
-    trainer.remove_callback(PrinterCallback)  # standard output is for results
+    show_bars_on_terminals_only()
     if sys.stderr.isatty():
         trainer.add_callback(Progress())
-    else:
-        logging.disable_progress_bar()  # of files being written
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     metrics = {key: value for key, value in trainer.evaluate().items() if _is_score(key)}
     trainer.save_best(out)
     if trainer.is_world_process_zero():
         write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels))
     return metrics
+
+
+def show_bars_on_terminals_only() -> None:
+    """Keep the libraries from drawing bars for reading and writing files into logs."""
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
 
 
 def _is_score(name: str) -> bool:

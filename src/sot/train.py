@@ -183,11 +183,12 @@ def train_images(
     if isinstance(pictures.train, Stream):
         pictures.train.check_readers(args.world_size, workers)
     open_run(out, identity, recipe, resume, overwrite)
-    trainer = _trainer(built, pictures, recipe, args)
+    trainer = make_trainer(built, pictures, recipe, args)
     return execute(trainer, identity, recipe, out, resume, pictures.labels)
 
 
-def _trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
+def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
+    """The trainer of a model on these pictures."""
     config = data_config(built, recipe)
     return ImageTrainer(
         recipe,

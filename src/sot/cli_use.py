@@ -1,0 +1,132 @@
+"""Commands that use a trained model: evaluate, predict, export."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from sot.cli_runs import (
+    BatchOption,
+    JsonOption,
+    LabelOption,
+    PairOption,
+    TaskOption,
+    TextOption,
+    console,
+    errors,
+    is_first_process,
+    print_scores,
+    text_data,
+)
+
+
+def _progress(items: Iterable[Any]) -> Iterable[Any]:
+    return track(items, "Evaluating", console=errors, transient=True, disable=not errors.is_terminal)
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
+    task: TaskOption = None,
+    text: TextOption = "sentence",
+    pair: PairOption = None,
+    label: LabelOption = "label",
+    all_classes: Annotated[
+        bool, typer.Option(help="Let the model choose among classes the data does not have.")
+    ] = False,
+    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
+    batch_size: BatchOption = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
+    from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
+    from sot.run import write_atomically
+
+    if is_text_model(folder):
+        texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
+        result = evaluate_text(folder, texts, batch_size, _progress)
+    elif data is None:
+        raise ValueError("an image model needs --data to be evaluated on")
+    else:
+        result = evaluate_images(folder, data, batch_size, all_classes, _progress)
+    if confusion is not None and is_first_process():
+        write_atomically(confusion, draw_confusion(result))
+    if as_json:
+        typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
+        return
+    print_scores(result.scores, False, f"{folder} {result.note}")
+    table = Table("class")
+    for column in ("samples", "recall", "precision"):
+        table.add_column(column, justify="right")
+    for name, samples, recall, precision in result.by_class():
+        table.add_row(name, str(samples), f"{recall:.3f}", f"{precision:.3f}")
+    console.print(table)
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(help="A trained model, or a file that `sot export` made of one.")],
+    inputs: Annotated[list[str] | None, typer.Argument(help="Pictures; or - for one path or text a line.")] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text; repeatable.")] = None,
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
+    batch_size: BatchOption = 32,
+    as_json: JsonOption = False,
+) -> None:
+    """Classify pictures or texts."""
+    from sot.evaluate import load_model
+    from sot.export import load_exported
+    from sot.predict import predict_images, predict_texts
+
+    given = [line.rstrip("\n") for line in sys.stdin] if inputs == ["-"] else [*(inputs or []), *(text or [])]
+    if not given:
+        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
+    model, processor = load_exported(folder) if folder.suffix in (".onnx", ".pt2") else load_model(folder)
+    run = predict_texts if model.config.layout is None else predict_images
+    table, failed = Table("input", "class", "score"), 0
+    for prediction in run(model, processor, given, top, batch_size):
+        failed += prediction.error is not None
+        if as_json:
+            typer.echo(json.dumps(vars(prediction)))
+            continue
+        if prediction.error is not None:
+            errors.print(
+                f"Cannot read {prediction.source}: {prediction.error}", style="yellow", markup=False, soft_wrap=True
+            )
+        for number, (name, score) in enumerate(prediction.classes):
+            table.add_row(prediction.source if number == 0 else "", name, f"{score:.3f}")
+    if not as_json and table.row_count:
+        console.print(table)
+    if failed:
+        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    to: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx",
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; model.onnx or model.pt2 in FOLDER.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model for onnxruntime or torch, for any number of samples and tokens, and check it."""
+    from sot.export import export_model
+
+    result = export_model(folder, to, out)
+    if as_json:
+        typer.echo(json.dumps({"file": str(result.file), "differences": result.differences}))
+        return
+    table = Table("samples", title=f"{result.file}, {result.file.stat().st_size / 1e6:.1f} MB")
+    table.add_column("largest difference of a logit", justify="right")
+    for samples, difference in result.differences.items():
+        table.add_row(str(samples), f"{difference:.1e}")
+    console.print(table)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    for command in (evaluate, predict, export):
+        app.command()(command)
