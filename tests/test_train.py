@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from shutil import which
 
 import numpy as np
 import pytest
@@ -338,3 +339,21 @@ def test_fine_tuning_mistakes(stand_ins, tmp_path):
     ):
         result = sot("finetune", "--model", model, "--out", tmp_path / "out", *options)
         assert result.returncode == 2 and message in result.stderr and not (tmp_path / "out").exists()
+
+
+COMPILED = pytest.param("compile=true", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")])
+
+
+@pytest.mark.parametrize("setting", ["precision=bfloat16", COMPILED])
+def test_other_precision_and_compiled_training_stay_close(setting, pictures, finished, tmp_path):
+    result = sot(*arguments(pictures, tmp_path / "out", "--set", setting))
+    assert result.returncode == 0, result.stderr
+    ours, theirs = (json.loads((folder / "metrics.json").read_text())[-1] for folder in (tmp_path / "out", finished))
+    assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=0.05)
+    assert ours["train_loss"] != theirs["train_loss"]
+
+
+def test_compiling_without_a_compiler_is_refused(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = sot(*arguments(pictures, tmp_path / "out", "--set", "compile=true"))
+    assert result.returncode == 2 and "needs a C++ compiler on a CPU: g++ or clang++" in result.stderr

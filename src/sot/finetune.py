@@ -16,7 +16,7 @@ from sot.metrics import text_scores
 from sot.models.equip import equip
 from sot.models.modeling import SoTForSequenceClassification
 from sot.recipe import Recipe
-from sot.run import execute, open_run
+from sot.run import execute, open_run, show_bars_on_terminals_only
 from sot.train import split_batch, training_arguments
 
 
@@ -71,6 +71,7 @@ def fine_tune(
     """Fine-tune on `data` (called `name`) and leave the run in `out`; returns its last evaluation."""
     if data.train is None or data.dev is None:
         raise ValueError(f"{name} needs a training and a development set")
+    show_bars_on_terminals_only()
     batches = split_batch(recipe, accumulation)
     set_seed(recipe.seed)
     built = build_text_model(model, data, recipe, head)

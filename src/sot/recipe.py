@@ -13,6 +13,12 @@ import yaml
 
 from sot.core.head import HeadConfig
 
+CHOICES = {
+    "task": ("image", "text"),
+    "schedule": ("cosine", "linear", "constant"),
+    "precision": ("float32", "bfloat16", "float16"),
+}
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -38,6 +44,8 @@ class Recipe:
     ema: float = 0.0
     label_smoothing: float = 0.0
     seed: int = 0
+    precision: str = "float32"  # of autocast; the head's matrices stay in float32
+    compile: bool = False  # torch.compile: pays off in long runs
     # the model
     head: dict[str, Any] = field(default_factory=dict)
     drop_path: float = 0.0
@@ -57,7 +65,7 @@ class Recipe:
     grid: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, accepted in {"task": ("image", "text"), "schedule": ("cosine", "linear", "constant")}.items():
+        for name, accepted in CHOICES.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
         for name in ("epochs", "batch_size", "max_length"):
@@ -120,6 +128,7 @@ def _pair(value: Any) -> tuple[float, float]:
 KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {  # YAML reads 1e-3 as text and 1 as a whole number
     float: ("a number", float),
     int: ("a whole number", _exactly(int)),
+    bool: ("true or false", _exactly(bool)),
     str: ("text", _exactly(str)),
     dict: ("a mapping", _exactly(dict)),
     tuple: ("a pair of numbers", _pair),

@@ -64,7 +64,6 @@ def execute(
     """Train, from the last whole checkpoint if asked to, evaluate, and leave the model and its card in the folder."""
     checkpoint = last_whole_checkpoint(out) if resume else None
     trainer.add_callback(Report(out, identity["model"]))
-    show_bars_on_terminals_only()
     if sys.stderr.isatty():
         trainer.add_callback(Progress())
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
-from sot.run import execute, open_run
+from sot.run import execute, open_run, show_bars_on_terminals_only
 
 
 def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
@@ -40,11 +41,17 @@ def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) ->
     """
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION", "1") == "1":
         raise ValueError("FSDP of version 1 flattens weights that a recipe tells apart: set fsdp_version: 2")
+    compilers = (os.environ.get("CXX", "g++"), "clang++")
+    if recipe.compile and not torch.accelerator.is_available() and not any(map(shutil.which, compilers)):
+        raise ValueError(f"compile=true needs a C++ compiler on a CPU: {' or '.join(compilers)}; none was found")
     return TrainingArguments(
         output_dir=str(out),
         num_train_epochs=recipe.epochs + recipe.cooldown_epochs,
         learning_rate=recipe.lr,
         max_grad_norm=recipe.max_grad_norm,
+        bf16=recipe.precision == "bfloat16",
+        fp16=recipe.precision == "float16",
+        torch_compile=recipe.compile,
         seed=recipe.seed,
         data_seed=recipe.seed,
         eval_strategy="epoch",
@@ -171,6 +178,7 @@ def train_images(
     report_to: str = "tensorboard",
 ) -> dict[str, float]:
     """Train a model on pictures and leave the run in `out`; returns its last evaluation."""
+    show_bars_on_terminals_only()
     batches = split_batch(recipe, accumulation)
     pictures = load_images(data, recipe.seed)
     set_seed(recipe.seed)
