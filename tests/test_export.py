@@ -65,6 +65,26 @@ def test_the_file_goes_beside_the_model_unless_told_otherwise(image_model):
     assert not list(image_model.glob(".export-*"))
 
 
+@pytest.mark.parametrize(
+    ("head", "to", "message"),
+    [
+        ({"norm": "svpn"}, "onnx", None),  # by products: no SVD in ONNX
+        ({"norm": "svpn"}, "torch", None),
+        ({"norm": "svpn", "exponent": 0.7}, "onnx", "exponent 0.5 only, got 0.7"),
+        ({"pool": "gcp", "norm": "mpn", "reduced_dim": 6}, "onnx", "mpn has no form in ONNX"),
+    ],
+)
+def test_exact_normalisation_is_exported_or_refused(head, to, message, tmp_path):
+    arguments = {"pretrained": False, "model_args": {"img_size": SIZE}}
+    model = package.equip("test_vit", labels=["a", "b"], head={**HEAD, **head}, **arguments)
+    model.save_pretrained(tmp_path / "model")
+    if message is None:
+        assert max(export_model(tmp_path / "model", to).differences.values()) < 1e-4
+    else:
+        with pytest.raises(ValueError, match=message):
+            export_model(tmp_path / "model", to)
+
+
 def test_mistakes(image_model, tmp_path):
     for words, message in (
         (["export", image_model, "--to", "keras"], "unknown format 'keras'; accepted: onnx, torch"),

@@ -309,7 +309,7 @@ def test_bad_input_is_named(call, message):
 
 
 def test_registry_has_the_papers_names_and_every_module_trains():
-    assert list(NORMS) == ["svpn", "svpn_fast", "mpn", "isqrt", "epn", "ln", "scale", "none"]
+    assert list(NORMS) == ["svpn", "svpn_fast", "svpn_matmul", "mpn", "isqrt", "epn", "ln", "scale", "none"]
     spd = covariance(9, 4).float().unsqueeze(1)
     for name in NORMS:
         module = build_norm(name, NormSettings(4, 4))

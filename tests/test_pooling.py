@@ -183,7 +183,7 @@ def test_every_norm_under_autocast_keeps_the_matrix_in_float32(name):
         (lambda: AveragePool(DIM)(torch.randn(2, 5, DIM), torch.zeros(2, 5)), "boolean or integer.*got torch.float32"),
         (lambda: CrossCovariancePool(DIM, heads=0), "heads must be an integer >= 1, got 0"),
         (lambda: CrossCovariancePool(DIM, left_dim=2.5), "left_dim must be an integer >= 1, got 2.5"),
-        (lambda: CrossCovariancePool(DIM, norm="isqrt"), "a cross-covariance accepts: svpn, svpn_fast, epn"),
+        (lambda: CrossCovariancePool(DIM, norm="isqrt"), "cross-covariance accepts: svpn, svpn_fast, svpn_matmul, epn"),
         (lambda: CrossCovariancePool(DIM, norm="sqrt"), "unknown norm 'sqrt'"),
         (lambda: CrossCovariancePool(DIM, exponent=0), "exponent"),
         (lambda: CrossCovariancePool(DIM, num_values=15), r"min\(left_dim, right_dim\) = 14, got 15"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import tempfile
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from sot.core.normalizers import MatrixPowerNorm, ProductSingularValuePowerNorm, SingularValuePowerNorm
 from sot.evaluate import load_model, load_processor
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
@@ -81,9 +83,22 @@ def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
         from transformers.exporters import OnnxConfig, OnnxExporter
     except ImportError as error:
         raise ValueError("ONNX needs more: pip install 'second-order-transformer[export]'") from error
+    model = _without_decompositions(model)
     large = sum(parameter.nbytes for parameter in model.parameters()) > 1.5e9  # one file holds at most 2 GB
     config = OnnxConfig(dynamic=True, dynamic_shapes=_axes(inputs), output_path=str(file), external_data=large)
     OnnxExporter().export(model, inputs, config)
+
+
+def _without_decompositions(model: Any) -> Any:
+    """The model with its exact normalisation by products: ONNX knows no singular values and no eigenvalues."""
+    norm = getattr(model.classifier.pool, "norm", None)
+    if isinstance(norm, MatrixPowerNorm):
+        raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
+    if not isinstance(norm, SingularValuePowerNorm):
+        return model
+    changed = copy.deepcopy(model)
+    changed.classifier.pool.norm = ProductSingularValuePowerNorm(norm.exponent)
+    return changed
 
 
 def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sot.core.normalize import check_exponent, check_positive
+from sot.core.checks import check_exponent, check_positive
 from sot.core.normalizers import NORMS
 from sot.core.pooling import (
     AttentionPool,

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sot.core.checks import check_exponent, check_positive
 from sot.core.normalize import (
-    check_exponent,
-    check_positive,
     element_power_norm,
     fast_singular_value_power_norm,
     matrix_power_norm,
     matrix_square_root,
+    product_singular_value_power_norm,
     singular_value_power_norm,
 )
 
@@ -52,6 +52,18 @@ class FastSingularValuePowerNorm(nn.Module):
 
     def forward(self, matrix: Tensor) -> Tensor:
         return fast_singular_value_power_norm(matrix, self.start, self.exponent, self.num_values, self.num_iterations)
+
+
+class ProductSingularValuePowerNorm(nn.Module):
+    """svPN of exponent ½ by matrix products only; see `product_singular_value_power_norm`."""
+
+    def __init__(self, exponent: float = 0.5) -> None:
+        super().__init__()
+        if exponent != 0.5:
+            raise ValueError(f"svpn_matmul has exponent 0.5 only, got {exponent}; svpn takes any")
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return product_singular_value_power_norm(matrix)
 
 
 class MatrixPowerNorm(nn.Module):
@@ -132,6 +144,7 @@ NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "svpn_fast": lambda s: FastSingularValuePowerNorm(
         s.right_dim, s.exponent, s.num_values, 1 if s.num_iterations is None else s.num_iterations
     ),
+    "svpn_matmul": lambda s: ProductSingularValuePowerNorm(s.exponent),
     "mpn": lambda s: MatrixPowerNorm(s.exponent),
     "isqrt": lambda s: MatrixSquareRoot(5 if s.num_iterations is None else s.num_iterations),
     "epn": lambda s: ElementPowerNorm(s.exponent),

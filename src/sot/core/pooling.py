@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sot.core.normalize import at_least_float32, autocast_off, check_positive
+from sot.core.checks import check_positive
+from sot.core.covariance import covariance, is_plain, projected_covariance, split_heads
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, NormSettings, build_norm
+from sot.core.precision import at_least_float32, autocast_off, is_eager
 
 
 def check_tokens(tokens: Tensor, mask: Tensor | None, dim: int) -> None:
@@ -78,23 +80,6 @@ class MaxPool(Pool):
         return torch.where(kept.any(1), largest, torch.zeros_like(largest))
 
 
-def covariance(left: Tensor, right: Tensor, count: Tensor, mask: Tensor | None, center: bool) -> Tensor:
-    """`XᵀY / count` in at least float32: `(batch, tokens, heads, m), (…, n) -> (batch, heads, m, n)`.
-
-    Masked rows of X and Y have to be zero; `center` subtracts the mean of each channel over the kept tokens first.
-    """
-    left, right = at_least_float32(left), at_least_float32(right)
-    per_sample = count.to(left.dtype)[:, :, None, None]  # (batch, 1, 1, 1)
-    if center:
-        left = left - left.sum(1, keepdim=True) / per_sample
-        right_mean = right.sum(1, keepdim=True) / per_sample
-        if mask is not None:  # padding keeps y = 0, so that its x does not matter
-            right_mean = right_mean * mask.to(right.dtype)[:, :, None, None]
-        right = right - right_mean
-    # (batch, heads, m, tokens) @ (batch, heads, tokens, n)
-    return left.permute(0, 2, 3, 1) @ right.permute(0, 2, 1, 3) / per_sample
-
-
 class CrossCovariancePool(Pool):
     """Multi-headed global cross-covariance pooling (MGCrP): `[norm(Wᵢ Z Zᵀ Rᵢᵀ / q)]` over the heads, flattened."""
 
@@ -121,13 +106,15 @@ class CrossCovariancePool(Pool):
 
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         tokens, count = keep(tokens, mask)
-        projected = self.projection(tokens)
-        left, right = projected.split([self.heads * self.left_dim, self.heads * self.right_dim], dim=-1)
-        left = left.unflatten(-1, (self.heads, self.left_dim))  # X (batch, tokens, heads, m)
-        right = right.unflatten(-1, (self.heads, self.right_dim))  # Y (batch, tokens, heads, n)
         if torch.jit.is_scripting():
+            left, right = split_heads(self.projection(tokens), self.heads, self.left_dim)
             normalized = self.norm(covariance(left, right, count, mask, self.center))
+        elif not (self.center and mask is not None) and is_eager() and is_plain(self.projection, tokens):
+            weight = self.projection.weight
+            product = projected_covariance(tokens, weight, self.heads, self.left_dim, self.center)
+            normalized = self.norm(product / count.to(product.dtype)[:, :, None, None])
         else:
+            left, right = split_heads(self.projection(tokens), self.heads, self.left_dim)
             with autocast_off(tokens):
                 normalized = self.norm(covariance(left, right, count, mask, self.center))
         return normalized.flatten(1).to(tokens.dtype)

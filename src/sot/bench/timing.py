@@ -1,0 +1,89 @@
+"""Timing of several functions in turns: noise that comes and goes meets all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+Progress = Callable[[Iterable[int]], Iterable[int]]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """The median and quartiles of at least one value."""
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0])
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(median(values), low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Race:
+    """Seconds of wall and of process time of each call, in rounds."""
+
+    wall: Mapping[str, list[float]]
+    cpu: Mapping[str, list[float]]
+
+    def cpu_ratio(self, name: str, reference: str) -> Spread:
+        """Process time over that of the reference in the same round."""
+        return Spread.of([ours / theirs for ours, theirs in zip(self.cpu[name], self.cpu[reference])])
+
+    def wall_ratio(self, name: str, reference: str) -> Spread:
+        """Wall time over that of the reference in the same round."""
+        return Spread.of([ours / theirs for ours, theirs in zip(self.wall[name], self.wall[reference])])
+
+
+@contextmanager
+def thread_count(threads: int) -> Iterator[None]:
+    """Pin how many threads torch computes with, and undo it."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def race(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2, progress: Progress = iter) -> Race:
+    """Call each function once a round, another one first each time."""
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    names = list(functions)
+    for name in names * warm_up:
+        functions[name]()
+    result = Race({name: [] for name in names}, {name: [] for name in names})
+    for number in progress(range(rounds)):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            wall, cpu = time.perf_counter(), time.process_time()
+            functions[name]()
+            result.cpu[name].append(time.process_time() - cpu)
+            result.wall[name].append(time.perf_counter() - wall)
+    return result
+
+
+def growth_exponent(sizes: list[int], costs: list[float]) -> float:
+    """Slope of the line through log cost over log size: 1 for a cost that grows in proportion."""
+    x = torch.tensor(sizes, dtype=torch.float64).log()
+    y = torch.tensor(costs, dtype=torch.float64).log()
+    x = x - x.mean()
+    return float((x * (y - y.mean())).sum() / x.square().sum())

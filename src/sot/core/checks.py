@@ -1,0 +1,27 @@
+"""What every normalisation and pooling refuses, in one sentence that names the value."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def check_exponent(exponent: float) -> None:
+    """Raise ValueError unless `0 < exponent <= 1`."""
+    if not 0 < exponent <= 1:
+        raise ValueError(f"exponent must be in (0, 1], got {exponent}")
+
+
+def check_positive(**counts: int) -> None:
+    """Raise ValueError unless every count is an integer of at least 1."""
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ValueError(f"{name} must be an integer >= 1, got {count!r}")
+
+
+def check_matrix(matrix: Tensor, square: bool = False) -> None:
+    """Raise ValueError unless the tensor holds floating point matrices, square ones if asked."""
+    if matrix.ndim < 2 or not matrix.is_floating_point() or 0 in matrix.shape[-2:]:
+        got = f"{matrix.dtype} of shape {tuple(matrix.shape)}"
+        raise ValueError(f"expected floating point matrices (..., m, n) with m, n >= 1, got {got}")
+    if square and matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"expected square matrices (..., n, n), got shape {tuple(matrix.shape)}")

@@ -1,0 +1,127 @@
+"""Covariance of projected tokens, the costly part of second-order pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sot.core.precision import at_least_float32
+
+TOKENS_AT_A_TIME = 1568  # 8 images of 196 tokens: large enough for fast products, small enough for a cache
+
+
+def covariance(left: Tensor, right: Tensor, count: Tensor, mask: Tensor | None, center: bool) -> Tensor:
+    """`XᵀY / count` in at least float32: `(batch, tokens, heads, m), (…, n) -> (batch, heads, m, n)`.
+
+    Masked rows of X and Y have to be zero; `center` subtracts the mean of each channel over the kept tokens first.
+    """
+    left, right = at_least_float32(left), at_least_float32(right)
+    per_sample = count.to(left.dtype)[:, :, None, None]  # (batch, 1, 1, 1)
+    if center:
+        left = left - left.sum(1, keepdim=True) / per_sample
+        right_mean = right.sum(1, keepdim=True) / per_sample
+        if mask is not None:  # padding keeps y = 0, so that its x does not matter
+            right_mean = right_mean * mask.to(right.dtype)[:, :, None, None]
+        right = right - right_mean
+    # (batch, heads, m, tokens) @ (batch, heads, tokens, n)
+    return left.permute(0, 2, 3, 1) @ right.permute(0, 2, 1, 3) / per_sample
+
+
+def split_heads(projected: Tensor, heads: int, left_dim: int) -> tuple[Tensor, Tensor]:
+    """X `(batch, tokens, heads, m)` and Y `(…, n)` of `(batch, tokens, heads · (m + n))`: all Wᵢ first, then all Rᵢ."""
+    batch, tokens, width = projected.shape
+    right_dim = width // heads - left_dim
+    left, right = torch.split(projected, [heads * left_dim, heads * right_dim], dim=-1)
+    return left.view(batch, tokens, heads, left_dim), right.view(batch, tokens, heads, right_dim)
+
+
+def is_plain(linear: nn.Module, tokens: Tensor) -> bool:
+    """Whether calling the layer is `tokens @ weightᵀ` on a CPU and nothing else.
+
+    Hooks, adapters, quantisers and offloaders all want to see the call; autocast changes its type.
+    """
+    hooked = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
+    if type(linear) is not nn.Linear or hooked or "forward" in vars(linear):
+        return False
+    if type(linear.weight) is not nn.Parameter or type(tokens) not in (Tensor, nn.Parameter):
+        return False
+    same = tokens.dtype == linear.weight.dtype and tokens.dtype in (torch.float32, torch.float64)
+    return same and tokens.device.type == linear.weight.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
+
+def _chunks(tokens: Tensor) -> Iterator[slice]:
+    size = max(1, TOKENS_AT_A_TIME // tokens.shape[1])
+    for start in range(0, tokens.shape[0], size):
+        yield slice(start, start + size)
+
+
+def _by_head(projected: Tensor, heads: int, left_dim: int) -> tuple[Tensor, Tensor]:
+    left, right = split_heads(projected, heads, left_dim)
+    return left.transpose(1, 2), right.transpose(1, 2)  # (batch, heads, tokens, m), (…, n)
+
+
+class _ProjectedCovariance(torch.autograd.Function):
+    """`Wᵢ ZᵀZ Rᵢᵀ` in pieces of the batch; saves the projected tokens and nothing that is not already there.
+
+    Centred X and Y need no other backward: the columns of each sum to zero, so the gradient of the other has mean zero.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> Tensor:
+        batch, count = tokens.shape[:2]
+        right_dim = weight.shape[0] // heads - left_dim
+        left = tokens.new_empty(batch, heads, count, left_dim)  # laid out by head, as the products want them
+        right = tokens.new_empty(batch, heads, count, right_dim)
+        result = tokens.new_empty(batch, heads, left_dim, right_dim)
+        for piece in _chunks(tokens):
+            part = tokens[piece]
+            # word tokens are a slice of what the backbone gives: as a batch, the product needs no copy of them
+            projected = torch.bmm(part, weight.mT.expand(part.shape[0], -1, -1))
+            part_left, part_right = _by_head(projected, heads, left_dim)
+            if center:
+                torch.sub(part_left, part_left.mean(2, keepdim=True), out=left[piece])
+                torch.sub(part_right, part_right.mean(2, keepdim=True), out=right[piece])
+            else:
+                left[piece], right[piece] = part_left, part_right
+            result[piece] = left[piece].mT @ right[piece]
+        ctx.save_for_backward(tokens, weight, left, right)
+        ctx.center = center
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        tokens, weight, left, right = ctx.saved_tensors
+        heads, left_dim = grad.shape[1:3]
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
+            left, right = _by_head(tokens @ weight.mT, heads, left_dim)
+            if ctx.center:
+                left, right = left - left.mean(2, keepdim=True), right - right.mean(2, keepdim=True)
+            inputs = [tensor for tensor, needed in zip((tokens, weight), ctx.needs_input_grad) if needed]
+            grads = list(torch.autograd.grad(left.mT @ right, inputs, grad, create_graph=True))
+            d_tokens = grads.pop(0) if ctx.needs_input_grad[0] else None
+            return d_tokens, grads.pop() if grads else None, None, None, None
+        d_tokens = torch.empty(tokens.shape, dtype=tokens.dtype) if ctx.needs_input_grad[0] else None
+        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for piece in _chunks(tokens):
+            part = tokens[piece]
+            d_projected = part.new_empty(*part.shape[:2], weight.shape[0])
+            d_left, d_right = _by_head(d_projected, heads, left_dim)
+            d_left.copy_(right[piece] @ grad[piece].mT)
+            d_right.copy_(left[piece] @ grad[piece])
+            rows = d_projected.flatten(0, 1)
+            if d_tokens is not None:
+                torch.mm(rows, weight, out=d_tokens[piece].flatten(0, 1))
+            if d_weight is not None:
+                d_weight.addmm_(rows.mT, part.flatten(0, 1))
+        return d_tokens, d_weight, None, None, None
+
+
+def projected_covariance(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool = False) -> Tensor:
+    """`XᵀY (batch, heads, m, n)` of the tokens `(batch, tokens, dim)` projected by `weight (heads · (m + n), dim)`.
+
+    `center` subtracts the mean of each channel of X and Y over the tokens first.
+    """
+    return _ProjectedCovariance.apply(tokens, weight, heads, left_dim, center)

@@ -1,0 +1,167 @@
+"""Roots by matrix products only: the square root of a covariance, and svPN with exponent ½."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sot.core.checks import check_matrix, check_positive
+from sot.core.precision import at_least_float32, autocast_off, is_eager
+
+# --- square root of a covariance ----------------------------------------------------------------------------
+
+
+def _newton_schulz(spd: Tensor, num_iterations: int) -> Tensor:
+    trace = spd.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    trace = torch.where(trace == 0, torch.ones_like(trace), trace)  # a zero matrix stays zero
+    identity = torch.eye(spd.shape[-1], dtype=spd.dtype, device=spd.device)
+    root, inverse = spd / trace, identity
+    for _ in range(num_iterations):
+        step = 1.5 * identity - 0.5 * (inverse @ root)
+        root, inverse = root @ step, step @ inverse
+    return root * trace.sqrt()
+
+
+class _SquareRoot(torch.autograd.Function):
+    """`_newton_schulz` on `(batch, n, n)`: no product with the identity, sums inside the products, none wasted."""
+
+    @staticmethod
+    def forward(ctx: Any, spd: Tensor, num_iterations: int) -> Tensor:
+        trace = spd.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+        alive = trace != 0
+        trace = torch.where(alive, trace, torch.ones_like(trace))
+        bias = 1.5 * torch.eye(spd.shape[-1], dtype=spd.dtype, device=spd.device)
+        root = spd / trace
+        step = bias - 0.5 * root
+        roots, steps = [root], [step]
+        inverses: list[Tensor] = []
+        for k in range(1, num_iterations):
+            root = torch.bmm(root, step)
+            inverses.append(step if k == 1 else torch.bmm(step, inverses[-1]))
+            step = torch.baddbmm(bias, inverses[-1], root, alpha=-0.5)
+            roots.append(root)
+            steps.append(step)
+        root = torch.bmm(root, step)
+        ctx.save_for_backward(spd, trace, alive, root, *roots, *inverses, *steps)
+        ctx.num_iterations = num_iterations
+        return root * trace.sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        spd, trace, alive, result, *states = ctx.saved_tensors
+        count = ctx.num_iterations
+        roots, inverses, steps = states[:count], states[count : 2 * count - 1], states[2 * count - 1 :]
+        with autocast_off(grad):
+            if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
+                output = _newton_schulz(spd, count)
+                return torch.autograd.grad(output, spd, grad, create_graph=True)[0], None
+            d_root = grad * trace.sqrt()
+            d_trace = 0.5 * (d_root * result).sum((-2, -1), keepdim=True)
+            d_inverse = None
+            for root, inverse, step in zip(roots[:0:-1], reversed(inverses), steps[:0:-1]):
+                d_step = torch.bmm(root.mT, d_root)
+                if d_inverse is None:
+                    d_inverse = torch.bmm(d_step, root.mT).mul_(-0.5)
+                else:
+                    d_step = d_step.baddbmm_(d_inverse, inverse.mT)
+                    d_inverse = torch.bmm(step.mT, d_inverse).baddbmm_(d_step, root.mT, alpha=-0.5)
+                d_root = torch.bmm(d_root, step.mT).baddbmm_(inverse.mT, d_step, alpha=-0.5)
+            d_step = torch.bmm(roots[0].mT, d_root)
+            if d_inverse is not None:
+                d_step += d_inverse
+            d_root = torch.bmm(d_root, steps[0].mT).sub_(d_step, alpha=0.5)
+            d_trace = torch.where(alive, d_trace - (d_root * roots[0]).sum((-2, -1), keepdim=True), 0)
+            d_root.diagonal(dim1=-2, dim2=-1).add_(d_trace[..., 0])
+        return d_root / trace, None
+
+
+def matrix_square_root(spd: Tensor, num_iterations: int = 5) -> Tensor:
+    """iSQRT: square root of symmetric positive semi-definite `(..., n, n)` by coupled Newton-Schulz iteration.
+
+    Divided by the trace before, multiplied by its root after: plain batched products, approximate for few iterations.
+    """
+    full = at_least_float32(spd)
+    if torch.jit.is_scripting():
+        result = _newton_schulz(full, num_iterations)
+    else:
+        check_matrix(spd, square=True)
+        check_positive(num_iterations=num_iterations)
+        with autocast_off(full):
+            if is_eager():
+                result = _SquareRoot.apply(full.reshape(-1, *full.shape[-2:]), num_iterations).view(full.shape)
+            else:
+                result = _newton_schulz(full, num_iterations)
+    return result.to(spd.dtype)
+
+
+# --- svPN of exponent ½ -------------------------------------------------------------------------------------
+
+# Odd quintics (a, b, c): x ↦ ax + bx³ + cx⁵, each the best approximation of 1 on the image of the one before,
+# from [0.004, 1] for singular values and from [0.06, 1] for the roots of eigenvalues. Below, the sign falls short of 1.
+POLAR_STEPS = (
+    (8.340982, -24.59737, 18.22303),
+    (3.977995, -2.965435, 0.5642721),
+    (3.327478, -2.495237, 0.5108134),
+    (2.308564, -1.675994, 0.4195739),
+    (1.892113, -1.268886, 0.3768936),
+    (1.874873, -1.249744, 0.3748709),
+)
+ROOT_STEPS = (
+    (6.484369, -17.30368, 12.43398),
+    (2.413681, -1.7686, 0.4296406),
+    (1.905256, -1.283222, 0.3783374),
+    (1.874709, -1.249409, 0.3746997),
+)
+
+
+def _polar_power(matrix: Tensor) -> Tensor:
+    """`P H^½` of `(batch, m >= n, n)` from the polar factor P and H = PᵀQ: 33 products, no decomposition."""
+    largest = matrix.detach().abs().amax((-2, -1), keepdim=True)
+    largest = torch.where(largest == 0, torch.ones_like(largest), largest)  # a zero matrix stays zero
+    scaled = matrix / largest
+    gram = torch.bmm(scaled.mT, scaled)
+    total = gram.square().sum((-2, -1), keepdim=True)
+    bound = torch.where(total == 0, torch.ones_like(total), total).sqrt()  # ‖QᵀQ‖ >= λ₁², and close to it
+    gram, scaled = gram / bound, scaled / bound.sqrt()
+
+    polar = scaled
+    for k, (a, b, c) in enumerate(POLAR_STEPS):
+        if k > 0:
+            gram = torch.bmm(polar.mT, polar)
+        polar = torch.baddbmm(polar, polar, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), beta=a)
+
+    root = torch.bmm(polar.mT, scaled)
+    root = (root + root.mT) / 2
+    identity = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse = identity
+    for k, (a, b, c) in enumerate(ROOT_STEPS):
+        product = root if k == 0 else torch.bmm(inverse, root)
+        step = torch.baddbmm(product, product, product, beta=b, alpha=c)
+        root = torch.baddbmm(root, root, step, beta=a)
+        if k == 0:
+            inverse = step + a * identity
+        elif k + 1 < len(ROOT_STEPS):
+            inverse = torch.baddbmm(inverse, step, inverse, beta=a)
+    return torch.bmm(polar, root) * (largest * bound.sqrt()).sqrt()
+
+
+def product_singular_value_power_norm(matrix: Tensor) -> Tensor:
+    """svPN of exponent ½, `Σ λᵢ^½ uᵢ vᵢᵀ`, by matrix products only: for accelerators, and for ONNX, which has no SVD.
+
+    Singular values above 0.004 of the largest come out to rounding; those below it too small, zero staying zero.
+    """
+    if not torch.jit.is_scripting():
+        check_matrix(matrix)
+    full = at_least_float32(matrix)
+    wide = full.shape[-2] < full.shape[-1]
+    tall = full.mT if wide else full
+    flat = tall.reshape(-1, tall.shape[-2], tall.shape[-1])
+    if torch.jit.is_scripting():
+        result = _polar_power(flat)
+    else:
+        with autocast_off(full):
+            result = _polar_power(flat)
+    result = result.view(tall.shape)
+    return (result.mT if wide else result).to(matrix.dtype)

@@ -1,0 +1,216 @@
+"""`sot bench`: the clocks and counters on cases that are known, the references against the library, the commands."""
+
+import json
+import time
+
+import pytest
+import torch
+from test_cli import sot
+
+from reference import power_of_svd
+from sot.bench.cases import SIZES, Case, Row, Size, run_case
+from sot.bench.head import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
+from sot.bench.memory import measure_memory
+from sot.bench.normalize import normalize_cases
+from sot.bench.references import cross_covariance, deflated_power, published_root, svd_power
+from sot.bench.report import Report, as_markdown, as_picture
+from sot.bench.timing import Race, Spread, growth_exponent, race, thread_count
+from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
+
+SMALL = Size("small", token_dim=12, head_dim=3, covariance_dim=4, batch=2, tokens=5)
+
+
+# --- clocks --------------------------------------------------------------------------------------------------
+
+
+def test_functions_take_turns_and_each_comes_first():
+    calls = []
+    result = race({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=3, warm_up=1)
+    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
+    assert all(len(result.wall[name]) == len(result.cpu[name]) == 3 for name in "abc")
+
+
+def test_ratios_are_of_pairs_from_the_same_round():
+    times = {"ours": [1.0, 20.0, 3.0], "theirs": [2.0, 40.0, 1.0]}
+    ratio = Race(times, times).cpu_ratio("ours", "theirs")
+    assert ratio == Spread(0.5, 0.5, 1.75) and Race(times, times).wall_ratio("theirs", "theirs").high == 1
+
+
+def test_wall_time_passes_while_asleep_and_process_time_does_not():
+    result = race({"sleep": lambda: time.sleep(0.05)}, rounds=2, warm_up=0)
+    assert min(result.wall["sleep"]) >= 0.05 and max(result.cpu["sleep"]) < 0.05
+
+
+def test_threads_are_pinned_and_given_back():
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError), thread_count(1):
+        assert torch.get_num_threads() == 1
+        raise RuntimeError
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1, 2])
+def test_exponent_of_a_power_is_found(exponent):
+    sizes = [64, 256, 1024, 4096]
+    assert growth_exponent(sizes, [3 * size**exponent for size in sizes]) == pytest.approx(exponent)
+
+
+# --- counters ------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_chain_is_what_one_counts_by_hand():
+    x, grad = torch.randn(100, 1000, requires_grad=True), torch.randn(100, 1000)
+    unit = x.numel() * 4
+    memory = measure_memory(lambda: (x * 2).exp().sin(), [x], grad)
+    assert memory.saved == unit  # the exponential: its own derivative, and what the sine needs
+    assert memory.peak == 4 * unit  # exponential, output, cosine, and its product with the gradient
+
+
+def test_memory_counts_storages_once_and_leaves_out_what_was_there():
+    x, weight = torch.randn(8, 16, requires_grad=True), torch.randn(16, 4, requires_grad=True)
+    assert measure_memory(lambda: x @ weight, [x, weight], torch.randn(8, 4)).saved == 0
+    square = measure_memory(lambda: (x * 1).t().t().square(), [x], torch.randn(8, 16))
+    assert square.saved == x.numel() * 4  # of two views of one product
+
+
+def test_memory_follows_what_only_autograd_holds_and_forgets_what_is_freed():
+    x = torch.randn(1000, requires_grad=True)
+
+    def freed():
+        for _ in range(10):
+            torch.ones(1000)
+        return x * 1
+
+    assert measure_memory(freed, [x], torch.ones(1000)).peak == 2 * 4000  # the product and its gradient
+    assert measure_memory(lambda: x.exp().exp().exp(), [x], torch.ones(1000)).saved == 3 * 4000
+
+
+# --- references ----------------------------------------------------------------------------------------------
+
+
+def test_references_agree_with_the_library():
+    matrix, start = torch.randn(3, 5, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    grad = torch.randn_like(matrix)
+    for theirs, ours in (
+        (svd_power, singular_value_power_norm),
+        (lambda m: deflated_power(m, start, 0.5, 1, 1), lambda m: fast_singular_value_power_norm(m, start)),
+        (lambda m: deflated_power(m, start, 0.5, 2, 3), lambda m: fast_singular_value_power_norm(m, start, 0.5, 2, 3)),
+    ):
+        inputs = [matrix.clone().requires_grad_() for _ in range(2)]
+        outputs = theirs(inputs[0]), ours(inputs[1])
+        gradients = [torch.autograd.grad(output, one, grad)[0] for output, one in zip(outputs, inputs)]
+        assert torch.allclose(*outputs, atol=1e-4)  # theirs adds 1e-5 to the divisor
+        assert torch.allclose(*gradients, atol=1e-3)
+    assert torch.allclose(svd_power(matrix), power_of_svd(matrix, 0.5))
+
+
+@pytest.mark.parametrize("num_iterations", [2, 3, 5])
+def test_published_root_agrees_with_the_library(num_iterations):
+    tokens = torch.randn(3, 20, 4, dtype=torch.float64)
+    spd, grad = tokens.mT @ tokens, torch.randn(3, 4, 4, dtype=torch.float64)
+    grad = grad + grad.mT  # theirs assumes it
+    inputs = [spd.clone().requires_grad_() for _ in range(2)]
+    outputs = published_root(inputs[0], num_iterations), matrix_square_root(inputs[1], num_iterations)
+    assert torch.allclose(*outputs)
+    assert torch.allclose(*[torch.autograd.grad(output, one, grad)[0] for output, one in zip(outputs, inputs)])
+
+
+def test_published_mean_is_one_number_for_all_channels():
+    left, right = torch.randn(2, 7, 3), torch.randn(2, 7, 3)
+    expected = (left - left.mean((1, 2), keepdim=True)).mT @ (right - right.mean((1, 2), keepdim=True)) / 7
+    assert torch.allclose(cross_covariance(left, right, True), expected, atol=1e-6)
+
+
+def test_published_head_with_the_same_weights_gives_the_same_logits():
+    heads = {name: head.double() for name, head in build_heads(SMALL).items()}
+    theirs, ours = heads["published, mean kept"], heads["ours"]
+    ours.pool.projection.load_state_dict(theirs.projection.state_dict())
+    ours.pool.norm.start.data.copy_(theirs.start.data)
+    ours.word_linear.load_state_dict(theirs.word_linear.state_dict())
+    ours.class_linear.load_state_dict(theirs.class_linear.state_dict())
+    inputs = [tensor.double() for tensor in head_inputs(SMALL)]
+    assert torch.allclose(ours(*inputs), theirs(*inputs), atol=1e-4)
+
+
+# --- cases, reports, commands --------------------------------------------------------------------------------
+
+
+def test_every_case_names_its_reference_and_its_goals():
+    cases = head_cases((SMALL,)) + normalize_cases((SMALL,))
+    for case in cases:
+        assert case.reference in case.functions and set(case.goals) | set(case.notes) <= set(case.functions)
+        rows = run_case(case, rounds=2)
+        assert [row.name for row in rows] == list(case.functions)
+        assert all(row.cost > 0 and row.ratio.low <= row.ratio.median <= row.ratio.high for row in rows)
+    assert {(size.token_dim, size.head_dim, size.batch) for size in SIZES} == {
+        (240, 14, 64),
+        (384, 24, 64),
+        (528, 38, 64),
+    }
+    assert [size.tokens for size in growing_sizes(SIZES[0])["tokens"]] == [64, 256, 1024, 4096]
+
+
+def test_our_head_saves_less_than_half_of_what_the_published_one_does():
+    for row in memory_rows(SIZES[:1]):
+        assert row.goal is None or row.ratio.median <= row.goal
+
+
+def test_report_as_markdown_and_picture():
+    rows = run_case(Case("case", {"a": lambda: None, "b": lambda: None}, "a", {"b": 0.5}), rounds=2)
+    report = Report("title", 1, 2, rows)
+    lines = as_markdown(report).splitlines()
+    assert lines[0] == "| case | what | cost | ratio | by wall clock | goal |"
+    assert lines[2].startswith("| case | a |") and lines[3].startswith("|  | b |") and "≤ 0.50" in lines[3]
+    assert "1 thread," in lines[-1] and "2 rounds" in lines[-1]
+    assert as_picture(report).startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="nothing to draw"):
+        as_picture(Report("title", 1, 1, [Row("growth", "with batch", 1.0, "exponent")]))
+
+
+@pytest.mark.parametrize("what, cases, functions", [("head", 1, 5), ("normalize", 4, 10), ("memory", 2, 8)])
+def test_commands_print_tables_json_and_pictures(what, cases, functions, tmp_path):
+    small = ["--size", "tiny", "--batch", 2, "--tokens", 16, *(["--rounds", 2] if what != "memory" else [])]
+    result = sot("bench", what, *small, "--json", "--picture", "bars.png", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["threads"] == 1 and report["processor"] and report["benchmark"] == f"sot bench {what}"
+    assert len(report["rows"]) == functions and len({row["case"] for row in report["rows"]}) == cases
+    assert {"case", "name", "cost", "unit", "ratio", "wall_ratio", "goal", "note"} == set(report["rows"][0])
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG") and len(list(tmp_path.iterdir())) == 1
+    assert "Tiny" in sot("bench", what, *small).stdout and not result.stderr
+
+
+@pytest.mark.parametrize("what", ["head", "memory"])
+def test_growth_is_an_exponent_for_tokens_and_batch(what, monkeypatch):
+    few = {"tokens": [SMALL, Size("more", 12, 3, 4, 2, 40)], "batch": [SMALL, Size("more", 12, 3, 4, 16, 5)]}
+    monkeypatch.setattr("sot.bench.head.growing_sizes", lambda size: few)
+    result = sot("bench", what, "--growth", "--json")
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["name"] for row in rows] == ["with tokens", "with batch"] and rows[0]["unit"] == "exponent"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["bench", "head", "--size", "huge"], "unknown size 'huge'; accepted: Tiny, Small, Base"),
+        (["bench", "head", "--json", "--markdown"], "--json and --markdown exclude each other"),
+        (["bench", "memory", "--picture", "bars.jpg"], "must end in .png, got bars.jpg"),
+        (["bench", "normalize", "--threads", "0"], "equal to 1"),
+        (["bench", "speed"], "speed"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(arguments, message, tmp_path):
+    result = sot(*arguments, cwd=tmp_path)
+    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_of_training_is_timed_beside_a_bare_loop():
+    small = ["--set", "batch_size=8", "--set", "model_args={embed: naive, embed_dim: 16, depth: 1, num_heads: 2}"]
+    result = sot("bench", "train", *small, "--steps", 4, "--rounds", 2, "--json")
+    assert result.returncode == 0, result.stderr
+    bare, ours = json.loads(result.stdout)["rows"]
+    assert (bare["name"], ours["name"], ours["goal"]) == ("bare loop", "ours: sot train", 1.1)
+    assert bare["ratio"]["median"] == 1 and ours["cost"] > 0
+    result = sot("bench", "train", *small, "--steps", 10_000)
+    assert result.returncode == 2 and "steps must be between 3 and the 179 batches" in result.stderr
