@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+import timm
 import torch
 from test_cli import sot
 
@@ -214,3 +215,19 @@ def test_a_step_of_training_is_timed_beside_a_bare_loop():
     assert bare["ratio"]["median"] == 1 and ours["cost"] > 0
     result = sot("bench", "train", *small, "--steps", 10_000)
     assert result.returncode == 2 and "steps must be between 3 and the 179 batches" in result.stderr
+
+
+@pytest.mark.parametrize("options, cases", [([], 3), (["--runtimes"], 2)])
+def test_a_model_is_timed_beside_the_published_one_and_in_runtimes(options, cases, monkeypatch):
+    """At a size and with runtimes that take seconds; the rest is timed by hand."""
+    from sot.bench import model, runtimes
+
+    create, few = timm.create_model, dict(eager=runtimes.eager, folded=runtimes.folded, onnxruntime=runtimes.onnx)
+    monkeypatch.setattr(model.timm, "create_model", lambda name: create(name, depth=1))
+    monkeypatch.setattr(runtimes, "available_runtimes", lambda: few)
+    monkeypatch.setattr(runtimes, "BATCHES", (1, 2))
+    result = sot("bench", "model", "--batch", 2, "--train-batch", 2, "--rounds", 1, *options, "--json")
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout)["rows"]
+    assert len({row["case"] for row in rows}) == cases and all(row["cost"] > 0 for row in rows)
+    assert sot("bench", "model", "--model", "resnet18").returncode == 2

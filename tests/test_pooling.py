@@ -196,3 +196,25 @@ def test_every_norm_under_autocast_keeps_the_matrix_in_float32(name):
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    "pool", [AttentionPool(12, num_heads=3), EfficientProbing(12, num_queries=4)], ids=["attn", "ep"]
+)
+def test_unprojected_attention_is_attention(pool):
+    pool = pool.double()
+    for parameter in pool.parameters():
+        torch.nn.init.normal_(parameter)
+    tokens = torch.randn(3, 7, 12, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, 4:], mask[2] = False, False
+    results = []
+    for hooked in (False, True):  # with a hook every token passes through the layer
+        layer = pool.kv if isinstance(pool, AttentionPool) else pool.values
+        handle = layer.register_forward_hook(lambda *_: None) if hooked else None
+        output = torch.stack([pool(tokens), pool(tokens, mask)])
+        results.append([output, *torch.autograd.grad(output.square().sum(), [tokens, *pool.parameters()])])
+        if handle is not None:
+            handle.remove()
+    for ours, expected in zip(*results, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-9, atol=1e-9)

@@ -4,6 +4,7 @@ from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
 from sot.core.normalizers import NORMS
 from sot.models.configuration import SoTConfig
 from sot.models.equip import equip
+from sot.models.inference import optimize_for_inference
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.models.vision import SecondOrderTransformer
 
@@ -19,4 +20,5 @@ __all__ = [
     "SoTForImageClassification",
     "SoTForSequenceClassification",
     "equip",
+    "optimize_for_inference",
 ]

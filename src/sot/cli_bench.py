@@ -164,3 +164,29 @@ def train(
         return train_rows(model, data, chosen, steps, rounds, progress_bar("sot train"))
 
     show("sot bench train", measure, threads, rounds, as_json, markdown, picture)
+
+
+@app.command()
+def model(
+    name: Annotated[
+        str, typer.Option("--model", help="sot_tiny, sot_small or sot_base; any timm model for --runtimes.")
+    ] = "sot_tiny",
+    batch: Annotated[int, typer.Option(help="Pictures in a forward pass.", min=1)] = 16,
+    train_batch: Annotated[int, typer.Option(help="Pictures in a step of training.", min=2)] = 8,
+    runtimes: Annotated[
+        bool, typer.Option("--runtimes", help="Eager, folded, compiled, int8 and ONNX instead.")
+    ] = False,
+    threads: ThreadsOption = 1,
+    rounds: RoundsOption = 10,
+    as_json: JsonOption = False,
+    markdown: MarkdownOption = False,
+    picture: PictureOption = None,
+) -> None:
+    """A whole model beside the published formulation and DeiT, or in several runtimes."""
+    from sot.bench.model import model_cases
+    from sot.bench.runtimes import runtime_cases
+
+    def measure() -> list[Row]:
+        return run_cases(runtime_cases(name) if runtimes else model_cases(name, batch, train_batch), rounds)
+
+    show("sot bench model", measure, threads, rounds, as_json, markdown, picture)

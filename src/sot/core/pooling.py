@@ -185,6 +185,16 @@ class AttentionPool(Pool):
 
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         tokens, _ = keep(tokens, mask)
+        if torch.jit.is_scripting():
+            attended = self._attend(tokens, mask)
+        elif is_eager() and is_plain(self.kv, tokens):
+            attended = self._attend_unprojected(tokens, mask)
+        else:
+            attended = self._attend(tokens, mask)
+        pooled = self.proj(attended)
+        return pooled + self.mlp(self.norm(pooled))
+
+    def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         query = self.q(self.latent).expand(tokens.shape[0], -1, -1)
         query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, 1, dim / heads)
         keys_values = self.kv(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -194,8 +204,18 @@ class AttentionPool(Pool):
             keys_values[1],
             attn_mask=None if mask is None else attention_mask(mask),
         )
-        pooled = self.proj(attended.transpose(1, 2).flatten(2))[:, 0]
-        return pooled + self.mlp(self.norm(pooled))
+        return attended.transpose(1, 2).flatten(2)[:, 0]
+
+    def _attend_unprojected(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """The same with qᵀ(Kx) = (Kᵀq)ᵀx and Σ aVx = V Σ ax: with one query no token has to be projected."""
+        keys, values = self.kv.weight.view(2, self.num_heads, -1, self.dim)  # each (heads, dim / heads, dim)
+        query = self.q(self.latent).view(self.num_heads, 1, -1)
+        directions = (query @ keys).squeeze(1) * query.shape[-1] ** -0.5  # the bias of keys is the same for all tokens
+        scores = directions @ tokens.mT  # (batch, heads, tokens)
+        if mask is not None:
+            scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
+        means = scores.softmax(-1) @ tokens  # (batch, heads, dim)
+        return torch.einsum("bhd,hed->bhe", means, values).flatten(1) + self.kv.bias[self.dim :]
 
 
 class EfficientProbing(Pool):
@@ -225,5 +245,9 @@ class EfficientProbing(Pool):
         scores = self.queries.to(tokens.dtype) @ tokens.mT * self.dim**-0.5  # (batch, queries, tokens)
         if mask is not None:
             scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
+        if not torch.jit.is_scripting():  # noqa: SIM102 TorchScript would compile what follows an `and`
+            if is_eager() and is_plain(self.values, tokens):  # Σ aVx = V Σ ax: project the means, not the tokens
+                weights = self.values.weight.view(self.num_queries, -1, self.dim)
+                return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
         values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
         return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)

@@ -11,46 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import PatchEmbed, to_2tuple
+from timm.layers import PatchEmbed, register_notrace_module, to_2tuple
 from torch import Tensor, nn
 
+from sot.models.by_hand import can_train_by_hand, is_watched, on_cpu
+from sot.models.dense import dense_stages
+from sot.models.stem import StemFunction, images_at_once
+
 STEM_WIDTH = 64
-
-
-class DenseLayer(nn.Module):
-    """BN-ReLU-1×1, BN-ReLU-3×3: `growth` new channels from all channels so far."""
-
-    def __init__(self, channels: int, growth: int, bottleneck: int) -> None:
-        super().__init__()
-        self.norm1 = nn.BatchNorm2d(channels)
-        self.conv1 = nn.Conv2d(channels, bottleneck, 1, bias=False)
-        self.norm2 = nn.BatchNorm2d(bottleneck)
-        self.conv2 = nn.Conv2d(bottleneck, growth, 3, padding=1, bias=False)
-        self.relu = nn.ReLU(inplace=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
-        return torch.cat([x, new], dim=1)
-
-
-class DenseBlock(nn.Sequential):
-    """Six dense layers: channels grow by 16 each."""
-
-    def __init__(self, channels: int, num_layers: int = 6, growth: int = 16) -> None:
-        super().__init__()
-        for index in range(num_layers):
-            self.add_module(f"denselayer{index + 1}", DenseLayer(channels + index * growth, growth, 2 * growth))
-        self.out_channels = channels + num_layers * growth
-
-
-class Transition(nn.Sequential):
-    """BN, 1×1 convolution, and 2×2 average pooling where the stage halves its input."""
-
-    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm2d(channels)
-        self.conv = nn.Conv2d(channels, out_channels, 1, bias=False)
-        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
 
 
 class Bottleneck(nn.Module):
@@ -120,17 +88,6 @@ class NonLocal(nn.Module):
         return self.bn_norm(self.W(attended) + self.shortcut(x))
 
 
-def dense_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
-    """Three dense blocks, each with its transition to 128 channels."""
-    layers: list[nn.Module] = []
-    channels = STEM_WIDTH
-    for stride in strides:
-        block = DenseBlock(channels)
-        layers += [block, Transition(block.out_channels, 128, stride)]
-        channels = 128
-    return nn.Sequential(*layers), channels
-
-
 def residual_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
     """Three bottlenecks to 256 channels."""
     widths = (STEM_WIDTH, 256, 256)
@@ -156,7 +113,7 @@ def non_local_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]
 
 
 STAGES: dict[str, Callable[[tuple[int, int, int]], tuple[nn.Sequential, int]]] = {
-    "densenet": dense_stages,
+    "densenet": partial(dense_stages, STEM_WIDTH),
     "resnet": residual_stages,
     "inception": inception_stages,
     "nonlocal": non_local_stages,
@@ -171,8 +128,13 @@ def choose_reduction(img_size: int | tuple[int, int]) -> int:
     return next((r for r in REDUCTIONS if shorter // r >= 14), REDUCTIONS[-1])
 
 
+@register_notrace_module
 class ConvolutionalEmbedding(nn.Module):
-    """Image `(batch, in_chans, H, W)` to features `(batch, dim, H / reduction, W / reduction)`."""
+    """Image `(batch, in_chans, H, W)` to features `(batch, dim, H / reduction, W / reduction)`.
+
+    Maps are kept channels-last whatever the layout of the image. On a CPU, large batches pass in pieces whose maps stay
+    in its cache: all the way where images do not mix, through the stem in training, where batch norms see all of them.
+    """
 
     def __init__(self, kind: str, in_chans: int, dim: int, reduction: int) -> None:
         super().__init__()
@@ -184,7 +146,21 @@ class ConvolutionalEmbedding(nn.Module):
         self.out = nn.Conv2d(channels, dim, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        return self.out(self.stages(self.stem(image)))
+        image = image.contiguous(memory_format=torch.channels_last)
+        if torch.jit.is_scripting():
+            return self.out(self.stages(self.stem(image)))
+        else:
+            return self._in_pieces(image)
+
+    def _in_pieces(self, image: Tensor) -> Tensor:
+        if any(module.training for module in self.modules()):
+            by_hand = can_train_by_hand(image, list(self.stem))
+            half = StemFunction.apply(image, *(self.stem[0].weight, self.stem[0].bias)) if by_hand else self.stem(image)
+            return self.out(self.stages(half))
+        if is_watched(self.modules()) or not on_cpu(image):
+            return self.out(self.stages(self.stem(image)))
+        pieces = torch.split(image, images_at_once(image))
+        return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 
 
 class TokenEmbed(PatchEmbed):

@@ -1,0 +1,97 @@
+"""Cases of `sot bench model --runtimes`: one model as torch runs it, folded, compiled, in int8, and in onnxruntime."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from importlib.util import find_spec
+from shutil import which
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from sot.bench.cases import Case
+from sot.models.inference import optimize_for_inference
+
+Runtime = Callable[[nn.Module, Tensor], Callable[[], Any]]
+BATCHES = (1, 16)  # latency, throughput
+EAGER = "eager"
+
+
+def eager(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """As it is."""
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            return model(image)
+
+    return run
+
+
+def folded(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """Without batch norms."""
+    return eager(optimize_for_inference(model), image)
+
+
+def compiled(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """By torch.compile, folded before."""
+    return eager(torch.compile(optimize_for_inference(model)), image)  # type: ignore[arg-type]
+
+
+def int8(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """Linear layers with weights in int8, by torchao, folded before."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantized = optimize_for_inference(model)
+    quantize_(quantized, Int8WeightOnlyConfig())
+    return eager(quantized, image)
+
+
+def onnx(model: nn.Module, image: Tensor) -> Callable[[], Any]:
+    """In onnxruntime, with as many threads as torch."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    with tempfile.NamedTemporaryFile(suffix=".onnx") as file:
+        with redirect_stdout(io.StringIO()):
+            torch.onnx.export(copy.deepcopy(model), (image,), file.name, dynamo=True, external_data=False)
+        session = onnxruntime.InferenceSession(file.name, options, providers=["CPUExecutionProvider"])
+    inputs = {session.get_inputs()[0].name: image.numpy()}
+    return lambda: session.run(None, inputs)
+
+
+def available_runtimes() -> dict[str, Runtime]:
+    """Those for which everything is installed."""
+    found: dict[str, Runtime] = {EAGER: eager, "folded": folded}
+    if which(os.environ.get("CXX", "g++")) or which("clang++"):
+        found["compiled"] = compiled
+    if find_spec("torchao"):
+        found["int8 weights"] = int8
+    if find_spec("onnxruntime") and find_spec("onnxscript"):
+        found["onnxruntime"] = onnx
+    return found
+
+
+def runtime_cases(name: str) -> list[Case]:
+    """One picture, and a batch of them; what preparing took, with the first call, is noted."""
+    model = timm.create_model(name).eval()
+    cases = []
+    for batch in BATCHES:
+        image = torch.randn(batch, *model.default_cfg["input_size"])
+        functions: dict[str, Callable[[], Any]] = {}
+        notes: dict[str, str] = {}
+        for title, runtime in available_runtimes().items():
+            began = time.perf_counter()
+            functions[title] = runtime(model, image)
+            functions[title]()
+            notes[title] = f"ready after {time.perf_counter() - began:.1f} s"
+        cases.append(Case(f"{name}, batch {batch}", functions, EAGER, notes=notes))
+    return cases

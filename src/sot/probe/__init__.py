@@ -1,0 +1,103 @@
+"""Heads on a frozen backbone: tokens are computed once, then every head is trained on them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sot.core.head import HeadConfig, SecondOrderHead
+from sot.data.images import seeded
+from sot.models.equip import Equipped
+from sot.probe.backbone import Backbone, Data, read_images, read_texts
+from sot.probe.compare import Contest
+from sot.probe.features import Features, Progress, cache_features, silent
+from sot.probe.heads import HEADS, check_names, choose_heads
+from sot.probe.journal import Journal
+from sot.probe.report import Comparison, as_table, write_report
+from sot.probe.train import Budget, split_rows
+from sot.run import RUN_FILE, write_atomically
+
+__all__ = [
+    "HEADS",
+    "Backbone",
+    "Budget",
+    "Comparison",
+    "Data",
+    "Features",
+    "as_table",
+    "cache_features",
+    "check_names",
+    "choose_heads",
+    "open_backbone",
+    "probe",
+    "read_images",
+    "read_texts",
+]
+
+
+def open_backbone(backbone: Backbone) -> Equipped:
+    """The backbone to compute tokens with; its head is a placeholder that every backbone can have."""
+    with seeded(0):  # weights that are not loaded are the same every time
+        model = backbone.equip(HeadConfig(pool="gap", fusion="word")).eval()
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    return model
+
+
+def probe(
+    model: Equipped,
+    name: str,
+    data: Data,
+    heads: Sequence[str],
+    out: Path,
+    *,
+    cache: Path | None = None,
+    seeds: int = 3,
+    budget: Budget | None = None,
+    progress: Progress = silent,
+) -> Comparison:
+    """Compare heads on the backbone of `model`, called `name`; tables, a picture and the best model go to `out`."""
+    has_class_token = model.layout is None or model.layout.has_class_token
+    chosen = choose_heads(heads, model.config.hidden_size, has_class_token)
+    budget = budget or Budget()
+    split_rows(len(data.train), budget.held_out)  # refuses too few before the long work
+    out.mkdir(parents=True, exist_ok=True)
+    train, test = (cache_features(model, part, cache or out / "cache", progress) for part in (data.train, data.test))
+    contest = Contest(train, test, data.task, budget, Journal(out / "rows.jsonl"))
+    results = contest.run(chosen, seeds, progress)
+    best = contest.best(chosen)
+    comparison = Comparison(name, data.name, data.metric, train.seconds, results, best)
+    write_report(comparison, out)
+    head, _ = contest.fit(chosen[best], seed=0)
+    run = {"command": "probe", "model": name, "data": data.name, "head": chosen[best].to_dict()}
+    save_model(combine(model, head, data), out / "best", run)
+    return comparison
+
+
+def combine(model: Equipped, head: SecondOrderHead, data: Data) -> Equipped:
+    """The backbone of `model`, itself, with a trained head."""
+    config = copy.deepcopy(model.config)
+    labels = data.labels or ["score"]
+    config.head, config.id2label = head.config.to_dict(), dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = "regression" if data.labels is None else "single_label_classification"
+    combined = type(model)(config).eval()
+    combined.backbone, combined.processor = model.backbone, model.processor
+    combined.classifier.load_state_dict(head.state_dict())
+    return combined
+
+
+def save_model(model: Equipped, folder: Path, run: dict[str, Any]) -> None:
+    """All of a model folder or none of it; `run` says what it was trained on."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    write_atomically(partial / RUN_FILE, json.dumps(run, indent=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -1,0 +1,85 @@
+"""The frozen backbone, and the data it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from sot.core.head import HeadConfig
+from sot.data.images import load_images
+from sot.data.text import TextData
+from sot.models.convert import read_weights
+from sot.models.equip import Equipped, equip
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.probe.samples import Samples, image_samples, text_samples
+from sot.probe.train import Task
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Which backbone, as `equip` takes it; `weights` is a file for a timm name, instead of the published ones."""
+
+    name: str
+    pretrained: bool = True
+    weights: Path | None = None
+    img_size: int | None = None
+
+    def equip(self, head: HeadConfig) -> Equipped:
+        """The backbone with a new head for two classes."""
+        arguments = {} if self.img_size is None else {"img_size": self.img_size}
+        source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
+        return equip(source, 2, head, self.pretrained, model_args=arguments)
+
+    def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
+        if not timm.is_model(self.name):
+            raise ValueError(f"--weights is for a timm name, got {self.name!r}; a folder has its own weights")
+        weights = read_weights(file)
+        model: torch.nn.Module = timm.create_model(self.name, num_classes=0, **arguments)
+        try:
+            missing = model.load_state_dict(weights, strict=False).missing_keys
+        except RuntimeError as error:  # shapes differ
+            raise ValueError(f"{file} does not fit {self.name}: {' '.join(str(error).split())[:200]}") from error
+        if missing:
+            raise ValueError(f"{file} does not fit {self.name}: it lacks {len(missing)} weights, first {missing[0]}")
+        return model
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples to train heads on and to score them on; `labels` None is a number to predict."""
+
+    name: str
+    train: Samples
+    test: Samples
+    labels: list[str] | None
+    metric: str
+
+    @property
+    def task(self) -> Task:
+        """What the heads predict."""
+        return Task(len(self.labels or ["score"]), self.metric)
+
+
+def read_images(model: SoTForImageClassification, spec: str) -> Data:
+    """Pictures, as `sot train` names them."""
+    pictures = load_images(spec)
+    train, test = (
+        image_samples(model, part, f"{spec} {kind}")
+        for part, kind in ((pictures.train, "train"), (pictures.val, "val"))
+    )
+    return Data(spec, train, test, pictures.labels, "accuracy")
+
+
+def read_texts(model: SoTForSequenceClassification, texts: TextData, name: str, max_length: int) -> Data:
+    """Texts, cut to `max_length` tokens."""
+    if texts.train is None or texts.dev is None:
+        raise ValueError(f"{name} needs a training and a development set")
+    regression = texts.labels is None
+    model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
+    train = text_samples(model, texts.train, f"{name} train", max_length, regression)
+    test = text_samples(model, texts.dev, f"{name} dev", max_length, regression)
+    return Data(name, train, test, texts.labels, texts.metric)

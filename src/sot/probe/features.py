@@ -1,0 +1,229 @@
+"""Token features on disk: half precision, memory-mapped, written chunk by chunk.
+
+A cache is a folder with `words.npy` `(tokens of all samples, dim)`, `class.npy` `(samples, dim)`, `labels.npy`, and
+`cache.json`: the key, and for every chunk its checksum and the seconds its forward pass took. A chunk is there if its
+checksum is, and fits; so an interrupted cache and a damaged one are completed in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sot.models.equip import Equipped
+from sot.models.tokens import Tokens
+from sot.probe.samples import Samples, encode, key_digest, model_identity
+from sot.run import write_atomically
+
+logger = logging.getLogger("sot")
+CHUNK = 64  # samples of one forward pass; part of the layout of a cache, so not an option
+Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # items and what is done with them, as rich's `track` has it
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Features:
+    """Tokens of a set of samples, read from disk as they are asked for.
+
+    `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`. `seconds`
+    is what the forward passes of the backbone took, without reading samples or writing tokens.
+    """
+
+    class_tokens: Array | None
+    words: Array
+    starts: Array
+    labels: Array
+    seconds: float = 0.0
+    key: Mapping[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return int(self.words.shape[1])
+
+    @property
+    def mean_words(self) -> int:
+        """Words of a sample, on average."""
+        return max(1, round(len(self.words) / len(self)))
+
+    @cached_property
+    def lengths(self) -> Array:
+        """Words of each sample."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def is_uniform(self) -> bool:
+        """Whether all samples have as many words, and some: then they are read in one go."""
+        return bool(self.lengths[0] > 0 and (self.lengths == self.lengths[0]).all())
+
+    def batch(self, rows: Array, with_words: bool = True) -> Tokens:
+        """Tokens of some samples in float32; words of differing number are padded, with a mask."""
+        class_token = None if self.class_tokens is None else torch.from_numpy(self.class_tokens[rows]).float()
+        if not with_words:
+            return Tokens(class_token, torch.empty(len(rows), 0, self.dim))
+        if self.is_uniform:
+            words = self.words.reshape(len(self), -1, self.dim)[rows]
+            return Tokens(class_token, torch.from_numpy(np.asarray(words)).float())
+        lengths = self.lengths[rows]
+        padded = np.zeros((len(rows), max(1, lengths.max()), self.dim), dtype=self.words.dtype)
+        for position, row in enumerate(rows):
+            padded[position, : lengths[position]] = self.words[self.starts[row] : self.starts[row + 1]]
+        mask = torch.arange(padded.shape[1]) < torch.from_numpy(lengths)[:, None]
+        return Tokens(class_token, torch.from_numpy(padded).float(), mask)
+
+
+def clock() -> float:
+    """CPU seconds, which do not grow when others use the machine; seconds by the wall where there is an accelerator."""
+    return time.perf_counter() if torch.accelerator.is_available() else time.process_time()
+
+
+def silent(items: Sequence[Any], title: str) -> Sequence[Any]:
+    """No progress bar."""
+    return items
+
+
+def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Progress = silent) -> Features:
+    """The features of all samples, computed as far as they are not in `folder` yet."""
+    key = json.loads(json.dumps({"model": model_identity(model), **samples.identity}, default=str))
+    cache = _Cache(folder / key_digest(key), key, model, samples)
+    model.eval()
+    for chunk in progress(cache.missing(), f"Tokens of {samples.identity['data']['name']}"):
+        cache.compute(chunk)
+    return cache.features()
+
+
+class _Cache:
+    """The files of one cache while they are filled."""
+
+    def __init__(self, folder: Path, key: dict[str, Any], model: Equipped, samples: Samples) -> None:
+        self.folder, self.model, self.samples = folder, model, samples
+        folder.mkdir(parents=True, exist_ok=True)
+        self.record = self._read_record(key)
+        words = samples.words or [self._words_of_a_sample()] * len(samples)
+        self.starts = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
+        self.arrays = self._open()
+        self._drop_damaged()
+
+    def _read_record(self, key: dict[str, Any]) -> dict[str, Any]:
+        chunks = -(-len(self.samples) // CHUNK)
+        empty = {"key": key, "words": None, "checksums": [None] * chunks, "seconds": [0.0] * chunks}
+        file = self.folder / "cache.json"
+        if not file.is_file():
+            return empty
+        try:
+            record: dict[str, Any] = json.loads(file.read_text())
+            whole = record.keys() == empty.keys() and len(record["checksums"]) == len(record["seconds"]) == chunks
+        except (ValueError, TypeError, AttributeError):
+            whole = False
+        if whole:
+            return record
+        logger.warning("The cache %s is damaged: computing it again.", self.folder)
+        return empty
+
+    def _words_of_a_sample(self) -> int:
+        """Of pictures, which all have as many."""
+        if self.record["words"] is None:
+            self.record["words"] = encode(self.model, self.samples.batch([0])).word_tokens.shape[1]
+        return int(self.record["words"])
+
+    def _open(self) -> dict[str, Array]:
+        count, dim = len(self.samples), self.model.config.hidden_size
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {"labels": ((count,), np.float64)}
+        shapes["words"] = ((int(self.starts[-1]), dim), np.float16)
+        if self.model.layout is None or self.model.layout.has_class_token:
+            shapes["class"] = ((count, dim), np.float16)
+        files = {name: self.folder / f"{name}.npy" for name in shapes}
+        if len(self.missing()) < len(self.record["checksums"]):
+            try:
+                arrays = {name: np.load(file, mmap_mode="r+") for name, file in files.items()}
+                if all((array.shape, array.dtype) == shapes[name] for name, array in arrays.items()):
+                    return arrays
+            except (OSError, ValueError, EOFError):
+                pass
+            logger.warning("The cache %s is damaged: computing it again.", self.folder)
+            self.record["checksums"] = [None] * len(self.record["checksums"])
+        _check_space(self.folder, sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in shapes.values()))
+        return {
+            name: np.lib.format.open_memmap(files[name], "w+", kind, shape) for name, (shape, kind) in shapes.items()
+        }
+
+    def _rows(self, chunk: int) -> slice:
+        return slice(chunk * CHUNK, min(len(self.samples), (chunk + 1) * CHUNK))
+
+    def _parts(self, chunk: int) -> dict[str, Array]:
+        """What a chunk has in each file."""
+        rows = self._rows(chunk)
+        words = slice(self.starts[rows.start], self.starts[rows.stop])
+        return {name: array[words if name == "words" else rows] for name, array in self.arrays.items()}
+
+    def _checksum(self, chunk: int) -> int:
+        total = 0
+        for _, part in sorted(self._parts(chunk).items()):
+            total = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).data, total)
+        return total
+
+    def _drop_damaged(self) -> None:
+        checksums = self.record["checksums"]
+        wrong = [i for i, known in enumerate(checksums) if known is not None and known != self._checksum(i)]
+        if wrong:
+            logger.warning("%d chunks of the cache %s are damaged: computing them again.", len(wrong), self.folder)
+        for chunk in wrong:
+            checksums[chunk] = None
+
+    def missing(self) -> list[int]:
+        """Chunks that are still to be computed."""
+        return [chunk for chunk, checksum in enumerate(self.record["checksums"]) if checksum is None]
+
+    def compute(self, chunk: int) -> None:
+        """One forward pass, and its result on disk."""
+        rows = self._rows(chunk)
+        batch = self.samples.batch(range(rows.start, rows.stop))
+        began = clock()
+        tokens = encode(self.model, batch)
+        words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
+        values = {"words": _half(words), "labels": batch["labels"].numpy()}
+        if tokens.class_token is not None:
+            values["class"] = _half(tokens.class_token)
+        self.record["seconds"][chunk] = clock() - began
+        for name, part in self._parts(chunk).items():
+            part[:] = values[name]
+        for array in self.arrays.values():
+            array.flush()  # type: ignore[attr-defined]
+        self.record["checksums"][chunk] = self._checksum(chunk)
+        write_atomically(self.folder / "cache.json", json.dumps(self.record, indent=1))
+
+    def features(self) -> Features:
+        """The finished cache, to read."""
+        arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in self.arrays}
+        labels = np.array(arrays["labels"])
+        seconds, key = sum(self.record["seconds"]), self.record["key"]
+        return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key)
+
+
+def _half(values: Tensor) -> Array:
+    half = values.half().cpu()
+    if not half.isfinite().all():
+        raise ValueError(f"the backbone's tokens reach {values.abs().max():.3g}, more than half precision holds")
+    return half.numpy()
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(f"the cache needs {needed / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB left: use --cache")

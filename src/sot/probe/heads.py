@@ -1,0 +1,105 @@
+"""The heads that are compared: all are `SecondOrderHead`s, behind the same frozen standardisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from sot.core.head import HeadConfig, SecondOrderHead
+from sot.data.images import seeded
+from sot.models.tokens import Tokens
+from sot.probe.features import Features
+
+POOLINGS: dict[str, dict[str, str | int]] = {
+    "gap": {"pool": "gap"},
+    "max": {"pool": "max"},
+    "attn": {"pool": "attn"},
+    "ep1": {"pool": "ep", "num_queries": 1},
+    "ep8": {"pool": "ep", "num_queries": 8},
+    "ep32": {"pool": "ep", "num_queries": 32},
+    "gcp": {"pool": "gcp"},
+    "mgcrp": {"pool": "mgcrp", "norm": "svpn_fast"},
+    "mgcrp-exact": {"pool": "mgcrp", "norm": "svpn"},
+}
+LEAST_DEVIATION = 0.1  # of channels that hardly vary: dividing by less would show the rounding of half precision
+ROWS_AT_A_TIME = 64
+
+
+def _config(**settings: str | int) -> HeadConfig:
+    return HeadConfig.from_dict({**settings, "pre_norm": True})
+
+
+HEADS: dict[str, HeadConfig] = {
+    "class": _config(fusion="class"),
+    **{name: _config(fusion="word", **pooling) for name, pooling in POOLINGS.items()},
+    **{f"class+{name}": _config(fusion="sum", **pooling) for name, pooling in POOLINGS.items()},
+}
+
+
+def choose_heads(names: Sequence[str], dim: int, has_class_token: bool) -> dict[str, HeadConfig]:
+    """The heads of these names; `all` are those that a backbone with such tokens can have."""
+    check_names(names)
+    possible = {name: config for name, config in HEADS.items() if not _obstacle(config, dim, has_class_token)}
+    if "all" in names:
+        return possible
+    for name in names:
+        if name not in possible:
+            obstacle = _obstacle(HEADS[name], dim, has_class_token)
+            raise ValueError(f"head {name!r} {obstacle}; accepted: {', '.join(possible)}")
+    return {name: possible[name] for name in dict.fromkeys(names)}
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse names of heads that do not exist, before there is a backbone to ask."""
+    unknown = [name for name in names if name not in HEADS and name != "all"]
+    if unknown or not names:
+        raise ValueError(f"unknown head {', '.join(map(repr, unknown)) or '(none)'}; accepted: all, {', '.join(HEADS)}")
+
+
+def _obstacle(config: HeadConfig, dim: int, has_class_token: bool) -> str | None:
+    if config.fusion != "word" and not has_class_token:
+        return "needs a class token, and this backbone has none"
+    if config.pool == "ep" and dim % (config.num_queries or 1):
+        return f"needs a token width that {config.num_queries} divides, and this backbone has {dim}"
+    return None
+
+
+def build_head(
+    config: HeadConfig, num_outputs: int, statistics: tuple[Tensor, Tensor], seed: int = 0
+) -> SecondOrderHead:
+    """A new head whose LayerNorm standardises the tokens and is not trained, so that all heads read the same."""
+    mean, deviation = statistics
+    with seeded(seed):
+        head = SecondOrderHead(len(mean), num_outputs, config)
+    head.norm.load_state_dict({"weight": 1 / deviation, "bias": -mean / deviation})
+    head.norm.requires_grad_(False)
+    return head
+
+
+def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel of the layer-normalised tokens; class tokens weigh as much as all words."""
+    moments = torch.zeros(2, 2, features.dim, dtype=torch.float64)  # (class or words, power, dim)
+    for start in range(0, len(features), ROWS_AT_A_TIME):
+        tokens = features.batch(np.arange(start, min(len(features), start + ROWS_AT_A_TIME)))
+        words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
+        for kind, part in enumerate((tokens.class_token, words)):
+            if part is not None:
+                normalized = F.layer_norm(part, part.shape[-1:]).double()
+                moments[kind] += torch.stack([normalized.sum(0), normalized.square().sum(0)])
+    counts = torch.tensor([0 if features.class_tokens is None else len(features), len(features.words)])
+    mean, square = (moments / counts.clamp_min(1)[:, None, None]).sum(0) / (counts > 0).sum()
+    deviation = (square - mean.square()).clamp_min(0).sqrt().clamp_min(LEAST_DEVIATION)
+    return mean.float(), deviation.float()
+
+
+def count_macs(head: SecondOrderHead, words: int) -> int:
+    """Multiply-adds for one sample of so many words: all matrix products, but no decomposition of a matrix."""
+    tokens = Tokens(torch.randn(1, head.dim), torch.randn(1, words, head.dim))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        head(tokens.class_token, tokens.word_tokens)
+    return counter.get_total_flops() // 2

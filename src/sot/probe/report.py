@@ -1,0 +1,137 @@
+"""What a comparison of heads found: a table, JSON, CSV and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Column, Table
+from scipy.stats import t as student
+
+from sot.core.head import HeadConfig
+from sot.run import write_atomically
+
+GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
+
+
+@dataclass(frozen=True)
+class Result:
+    """One head: its scores by seed, what it costs, and the settings that the held-out part chose."""
+
+    head: str
+    config: HeadConfig
+    scores: list[float]
+    params: int
+    macs: int
+    seconds: float
+    epoch_ratio: float
+    learning_rate: float
+    weight_decay: float
+    held_out: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score over the seeds."""
+        return float(np.mean(self.scores))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        values = asdict(self)
+        return {"head": values.pop("head"), "mean": self.mean, "interval": interval(self.scores), **values}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All heads on one backbone and data set; `best` is the one that the held-out part prefers."""
+
+    model: str
+    data: str
+    metric: str
+    feature_seconds: float
+    results: list[Result]
+    best: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        setting = {"model": self.model, "data": self.data, "metric": self.metric, "best": self.best}
+        rows = [result.to_dict() for result in self.results]
+        return {**setting, "feature_seconds": self.feature_seconds, "heads": rows}
+
+
+def interval(scores: Sequence[float], confidence: float = 0.95) -> float | None:
+    """Half the width of Student's confidence interval of the mean; None of a single score."""
+    if len(scores) < 2:
+        return None
+    spread = float(np.std(scores, ddof=1)) / math.sqrt(len(scores))
+    return spread * float(student.ppf((1 + confidence) / 2, len(scores) - 1))
+
+
+def _score(result: Result) -> str:
+    half = interval(result.scores)
+    return f"{100 * result.mean:.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+
+
+def as_table(comparison: Comparison) -> Table:
+    """For a terminal."""
+    seeds = len(comparison.results[0].scores)
+    caption = (
+        f"mean ± 95 % interval over {seeds} seed{'s'[: seeds > 1]}; "
+        f"best on the held-out part of train: {comparison.best}; "
+        f"epoch: of the {comparison.feature_seconds:.1f} s the backbone took for train, goal {GOAL:.0%}"
+    )
+    name = Column("head", no_wrap=True)
+    table = Table(name, title=f"{comparison.model} on {comparison.data}", caption=caption, pad_edge=False)
+    for column in (f"{comparison.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
+        table.add_column(column, justify="right")
+    for result in comparison.results:
+        cells = [_score(result), f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
+        style = "bold" if result.head == comparison.best else None
+        table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
+    return table
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One row a head."""
+    rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in comparison.results]
+    for row in rows:
+        row["scores"] = " ".join(map(str, row["scores"]))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_picture(comparison: Comparison) -> bytes:
+    """Score over parameters, with intervals, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for result in comparison.results:
+        half = 100 * (interval(result.scores) or 0)
+        colour = "C3" if result.config.pool in ("mgcrp", "gcp") and result.config.fusion != "class" else "C0"
+        marker = "o" if result.head.startswith("class") else "s"
+        axes.errorbar(result.params, 100 * result.mean, half, fmt=marker, color=colour, capsize=3)
+        axes.annotate(result.head, (result.params, 100 * result.mean), (5, 3), textcoords="offset points", fontsize=8)
+    axes.margins(x=0.15)  # room for the names
+    axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{comparison.metric}, %")
+    axes.set_title(f"{comparison.model} on {comparison.data}; red: second order, squares: words alone", fontsize=10)
+    axes.grid(alpha=0.3)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=120)
+    return picture.getvalue()
+
+
+def write_report(comparison: Comparison, out: Path) -> None:
+    """probe.json, probe.csv and probe.png."""
+    write_atomically(out / "probe.json", json.dumps(comparison.to_dict(), indent=1))
+    write_atomically(out / "probe.csv", as_csv(comparison))
+    write_atomically(out / "probe.png", as_picture(comparison))

@@ -1,0 +1,140 @@
+"""What a frozen backbone reads, in the order of the cache, and what tells one such set from another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import DataCollatorWithPadding
+
+from sot.data.images import ImageSet, stack
+from sot.data.sources import Stream, file_name
+from sot.data.text import TextSplit
+from sot.finetune import TextSet
+from sot.models.equip import Equipped
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.models.tokens import Tokens
+
+PICTURES_TO_COMPARE = 64  # of a set that is not made of files
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples for a backbone; `words` is how many word tokens each has, None where all have as many."""
+
+    data: Any
+    collate: Callable[[list[Any]], Any]
+    words: list[int] | None
+    identity: dict[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, rows: Iterable[int]) -> dict[str, Tensor]:
+        """Some samples as the model reads them, with `labels`."""
+        return dict(self.collate([self.data[row] for row in rows]))
+
+
+def image_samples(model: SoTForImageClassification, source: Any, name: str) -> Samples:
+    """Pictures through the image processor that is saved with the model."""
+    if isinstance(source, Stream):
+        raise ValueError(f"{name} is a stream: probing resumes where it was, so it needs data that can be indexed")
+    if model.processor is None:
+        raise ValueError("the model has no image processor beside it")
+    _check_any(source, name)
+
+    def transform(image: Any) -> Tensor:
+        return torch.as_tensor(model.processor(image, return_tensors="pt")["pixel_values"][0])
+
+    data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
+    return Samples(ImageSet(source, transform), stack, None, {"data": data, "transform": model.processor.to_dict()})
+
+
+def text_samples(
+    model: SoTForSequenceClassification, split: TextSplit, name: str, max_length: int, regression: bool
+) -> Samples:
+    """Texts sorted by length, so that little is padded."""
+    if model.processor is None:
+        raise ValueError("the model has no tokenizer beside it")
+    _check_any(split, name)
+    texts = TextSet(split, model.processor, max_length, regression)
+    lengths = [len(ids) for ids in texts.encoded["input_ids"]]
+    order = sorted(range(len(texts)), key=lengths.__getitem__)
+    digest = _digest(json.dumps(texts[row]).encode() for row in order)
+    data = {"name": name, "samples": len(texts), "digest": digest}
+    transform = {"tokenizer": type(model.processor).__name__, "max_length": max_length}
+    words = [max(0, lengths[row] - 1) for row in order]  # one token is the class token
+    if not any(words):
+        raise ValueError(f"the texts of {name} have one token each: there are no words to pool")
+    collate = DataCollatorWithPadding(model.processor)
+    return Samples(Subset(texts, order), collate, words, {"data": data, "transform": transform})
+
+
+def _check_any(source: Any, name: str) -> None:
+    if len(source) == 0:
+        raise ValueError(f"{name} is empty: there is nothing to probe on")
+
+
+@torch.inference_mode()
+def encode(model: Equipped, batch: dict[str, Tensor]) -> Tokens:
+    """Tokens of a batch, as the model's own head would get them."""
+    inputs = {key: value.to(model.device) for key, value in batch.items() if key != "labels"}
+    if isinstance(model, SoTForImageClassification):
+        return model.tokens(**inputs)[0]
+    hidden = model.backbone(**inputs, return_dict=True).last_hidden_state
+    return model.tokens(hidden, None, inputs["attention_mask"])
+
+
+def picture_digest(source: Any) -> str:
+    """Files by name, size and time; what is no file by the pixels of some pictures."""
+    files = [Path(file_name(source, index)) for index in range(len(source))]
+    if all(file.is_file() for file in files):
+        stats = ((file, file.stat()) for file in files)
+        return _digest(f"{file}|{stat.st_size}|{stat.st_mtime_ns}".encode() for file, stat in stats)
+    rows = np.linspace(0, len(source) - 1, min(len(source), PICTURES_TO_COMPARE)).astype(int)
+    pictures = (source[int(row)] for row in rows)
+    return _digest([*(str(file).encode() for file in files), *(p.tobytes() + bytes([n % 256]) for p, n in pictures)])
+
+
+def model_identity(model: Equipped) -> dict[str, str]:
+    """Architecture and settings of the backbone, and its weights."""
+    settings = {"backbone": model.config.backbone_config.to_dict(), "layout": model.config.layout}
+    settings |= {"class_position": model.config.class_position}
+    for passing in ("_name_or_path", "transformers_version"):  # where it lay and who wrote it do not change it
+        settings["backbone"].pop(passing, None)
+    return {
+        "architecture": type(model.body).__name__,
+        "settings": _digest([json.dumps(settings, sort_keys=True, default=str).encode()]),
+        "weights": weights_digest(model.backbone),
+    }
+
+
+def weights_digest(model: torch.nn.Module) -> str:
+    """Names, types and values of all weights and buffers that are saved."""
+
+    def parts() -> Iterable[bytes]:
+        for name, tensor in model.state_dict().items():
+            yield f"{name}|{tensor.dtype}|{tuple(tensor.shape)}".encode()
+            yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+    return _digest(parts())
+
+
+def key_digest(key: dict[str, Any]) -> str:
+    """Short name of whatever JSON can hold."""
+    return _digest([json.dumps(key, sort_keys=True, default=str).encode()])
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    hashed = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        hashed.update(len(part).to_bytes(8, "little") + part)
+    return hashed.hexdigest()

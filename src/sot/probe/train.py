@@ -1,0 +1,145 @@
+"""Training a head on cached tokens, and choosing how on a held-out part of the training set."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sot.core.head import HeadConfig, SecondOrderHead
+from sot.metrics import text_scores
+from sot.models.tokens import Tokens
+from sot.probe.features import Array, Features, clock
+from sot.probe.heads import build_head
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every head is given: the same epochs, batches and choices."""
+
+    epochs: int = 10
+    batch_size: int = 64
+    held_out: float = 0.2
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+    weight_decays: tuple[float, ...] = (0.01, 0.3)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: so many classes, or with one output a number; and how it is scored."""
+
+    num_outputs: int
+    metric: str = "accuracy"
+
+    def loss(self, head: SecondOrderHead, branches: list[Tensor], labels: Tensor) -> Tensor:
+        """Cross-entropy, or the squared error of a number."""
+        if self.num_outputs == 1:
+            return F.mse_loss(head.merge(branches)[:, 0], labels.float())
+        return head.loss(branches, labels.long())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings of a head that did best on the held-out part, and how well."""
+
+    learning_rate: float
+    weight_decay: float
+    score: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds, by `clock`, of a whole training and of its median epoch."""
+
+    training: float
+    epoch: float
+
+
+def split_rows(count: int, held_out: float) -> tuple[Array, Array]:
+    """Rows to fit and rows to choose by, always the same ones."""
+    if count < 2:
+        raise ValueError(f"{count} training samples are too few to hold out some of them")
+    order = np.random.default_rng(0).permutation(count)
+    number = min(count - 1, max(1, round(count * held_out)))
+    return np.sort(order[number:]), np.sort(order[:number])
+
+
+def train_head(
+    head: SecondOrderHead,
+    features: Features,
+    rows: Array,
+    task: Task,
+    budget: Budget,
+    learning_rate: float,
+    weight_decay: float,
+    seed: int,
+) -> Time:
+    """AdamW with a cosine schedule and clipped gradients; matrices decay, vectors do not."""
+    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    decayed = {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay}
+    others = {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([decayed, others], lr=learning_rate)
+    steps = budget.epochs * -(-len(rows) // budget.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    draw, labels = np.random.default_rng(seed), torch.from_numpy(features.labels)
+    seconds = []
+    head.train()
+    for _ in range(budget.epochs):
+        began = clock()
+        for batch in _batches(draw.permutation(rows), budget.batch_size):
+            branches = head.branches(*head.represent(*_read(head, features, batch)))
+            optimizer.zero_grad()
+            task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            schedule.step()
+        seconds.append(clock() - began)
+    head.eval()
+    return Time(sum(seconds), statistics.median(seconds))
+
+
+def _batches(rows: Array, size: int) -> list[Array]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def _read(head: SecondOrderHead, features: Features, rows: Array) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    tokens: Tokens = features.batch(rows, with_words=head.pool is not None)
+    return tokens.class_token, tokens.word_tokens, tokens.mask
+
+
+@torch.inference_mode()
+def score_head(
+    head: SecondOrderHead, features: Features, rows: Array, task: Task, batch_size: int
+) -> tuple[float, float]:
+    """Score and loss on some samples; a head that diverged has the worst of both."""
+    parts = [head(*_read(head, features, batch)) for batch in _batches(rows, batch_size)]
+    logits = torch.cat(parts).numpy()
+    if not np.isfinite(logits).all():
+        return -np.inf, np.inf
+    scores = text_scores(task.metric, logits, features.labels[rows].astype(float if task.num_outputs == 1 else int))
+    return scores[task.metric], scores["loss"]
+
+
+def choose_settings(
+    config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], task: Task, budget: Budget
+) -> Choice:
+    """Try every learning rate and weight decay on the one part of the training set, score them on the other."""
+    fit, held_out = split_rows(len(features), budget.held_out)
+    tried = []
+    for rate, decay in itertools.product(budget.learning_rates, budget.weight_decays):
+        head = build_head(config, task.num_outputs, norm)
+        train_head(head, features, fit, task, budget, rate, decay, seed=0)
+        tried.append(Choice(rate, decay, *score_head(head, features, held_out, task, budget.batch_size)))
+    return max(tried, key=rank)
+
+
+def rank(choice: Choice) -> tuple[float, float]:
+    """Better is larger: the score, and of equal scores the loss."""
+    score = choice.score if np.isfinite(choice.score) else -np.inf
+    return score, -choice.loss
