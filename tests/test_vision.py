@@ -307,4 +307,4 @@ def test_cost_of_training_is_counted_forward_and_backward_for_one_more_picture()
     assert cost.state_bytes == 5 * 4 * 480
     whole = measure_training(timm.create_model("sot_7"), (3, 112, 112))
     forward = measure(timm.create_model("sot_7"), (3, 112, 112)).all_macs
-    assert 2.7 < whole.macs / forward < 2.75 and 25e6 < whole.saved_bytes < 30e6  # forward is counted as published
+    assert 2.8 < whole.macs / forward < 3 and 55e6 < whole.saved_bytes < 65e6

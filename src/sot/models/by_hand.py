@@ -25,8 +25,9 @@ def on_cpu(x: Tensor) -> bool:
 
 def can_train_by_hand(x: Tensor, layers: Sequence[nn.Module]) -> bool:
     """On a CPU in full precision, if the layers are torch's own and batch norms use the statistics of the batch."""
-    full_precision = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    if not (full_precision and on_cpu(x) and x[:, 0].numel() > 1) or is_watched(layers):
+    if is_watched(layers) or not on_cpu(x) or torch.is_autocast_enabled("cpu"):
+        return False
+    if x.dtype not in (torch.float32, torch.float64) or x[:, 0].numel() < 2:
         return False
     return all(type(layer) in KNOWN and trains_as_usual(layer) for layer in layers)
 

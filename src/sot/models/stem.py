@@ -24,11 +24,8 @@ def patches(image: Tensor) -> Tensor:
     padded = F.pad(image.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1))  # (batch, H + 2, W + 2, channels)
     whole, row, column, _ = padded.stride()
     # three neighbours in a row are next to each other in memory
-    return (
-        padded.as_strided((batch, height, width, 3, 3 * channels), (whole, row, column, row, 1))
-        .flatten(0, 2)
-        .flatten(1)
-    )
+    windows = padded.as_strided((batch, height, width, 3, 3 * channels), (whole, row, column, row, 1))
+    return windows.reshape(batch * height * width, 9 * channels)
 
 
 class StemFunction(torch.autograd.Function):
@@ -55,8 +52,8 @@ class StemFunction(torch.autograd.Function):
         channels, in_channels = weight.shape[:2]
         matrix = weight.new_zeros(9 * in_channels, channels)
         grad_image = torch.empty_like(image) if ctx.needs_input_grad[0] else image[:0]
-        at_once = images_at_once(image)
-        pieces = zip(torch.split(image, at_once), torch.split(grad, at_once), places)
+        sizes = [len(place) for place in places]
+        pieces = zip(torch.split(image, sizes), torch.split(grad, sizes), places)
         for index, (piece, grad_output, place) in enumerate(pieces):
             convolved = grad.new_empty((len(piece), *piece.shape[2:], channels)).permute(0, 3, 1, 2)  # for its shape
             grad_convolved = torch.ops.aten.max_pool2d_with_indices_backward(
@@ -64,7 +61,7 @@ class StemFunction(torch.autograd.Function):
             )
             matrix.addmm_(patches(piece).t(), grad_convolved.permute(0, 2, 3, 1).reshape(-1, channels))
             if ctx.needs_input_grad[0]:
-                target = torch.split(grad_image, at_once)[index]
+                target = torch.split(grad_image, sizes)[index]
                 target.copy_(F.conv_transpose2d(grad_convolved, weight, padding=1))
         grad_weight = matrix.view(3, 3, in_channels, channels).permute(3, 2, 0, 1)
         return grad_image if ctx.needs_input_grad[0] else None, grad_weight, grad.sum((0, 2, 3))
