@@ -22,8 +22,9 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
+# One thread for each of up to four processes: the models are so small that threads only wait for each other.
 test: lint types ## Lint, type-check and run every test that is not slow
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test-slow: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow

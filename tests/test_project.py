@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_cli import sot as run
 
 import sot
 
@@ -86,10 +87,7 @@ COMMANDS = {
 def test_commands_in_the_pages_exist(command):
     """Every documented command parses: its help knows every option that the line uses."""
     words = command.split("#")[0].split()
-    command_words = words[:3] if words[1] == "bench" else words[:2]
-    result = subprocess.run(
-        [sys.executable, "-m", *command_words, "--help"], capture_output=True, text=True, timeout=300
-    )
+    result = run(*(words[1:3] if words[1] == "bench" else words[1:2]), "--help")
     assert result.returncode == 0, result.stderr
     for option in re.findall(r"--[a-z-]+", command):
         assert option in result.stdout
