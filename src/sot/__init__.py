@@ -1,5 +1,6 @@
 """Second-order transformers: classify from the class token and the word tokens."""
 
+import sot.models.peers  # noqa: F401  registers them with timm
 from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
 from sot.core.normalizers import NORMS
 from sot.models.configuration import SoTConfig
