@@ -222,7 +222,10 @@ def test_a_model_is_timed_beside_the_published_one_and_in_runtimes(options, case
     """At a size and with runtimes that take seconds; the rest is timed by hand."""
     from sot.bench import model, runtimes
 
-    create, few = timm.create_model, dict(eager=runtimes.eager, folded=runtimes.folded, onnxruntime=runtimes.onnx)
+    create, few = (
+        timm.create_model,
+        dict(eager=runtimes.forward_alone, folded=runtimes.folded, onnxruntime=runtimes.onnx),
+    )
     monkeypatch.setattr(model.timm, "create_model", lambda name: create(name, depth=1))
     monkeypatch.setattr(runtimes, "available_runtimes", lambda: few)
     monkeypatch.setattr(runtimes, "BATCHES", (1, 2))

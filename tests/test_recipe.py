@@ -88,7 +88,7 @@ def test_bad_values_are_named(settings, message):
 
 
 def test_bad_names_files_and_settings(tmp_path):
-    with pytest.raises(ValueError, match="unknown recipe 'sot_huge'; accepted: bert, "):
+    with pytest.raises(ValueError, match="unknown recipe 'sot_huge'; accepted: ablation_cpu, bert, "):
         load_recipe("sot_huge")
     with pytest.raises(FileNotFoundError, match="no such recipe file"):
         load_recipe("missing.yaml")

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import track
 from rich.table import Column, Table
 from safetensors import SafetensorError
 
 from sot import cli_bench, cli_probe, cli_runs, cli_use
-from sot.cli_runs import console, errors, is_first_process
+from sot.cli_runs import console, errors, is_first_process, progress
 from sot.core.head import Fusion
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def models(
         _show_training(names, as_json)
         return
     rows = []
-    for name in track(names, "Counting", console=errors, transient=True, disable=not errors.is_terminal):
+    for name in progress(names, "Counting"):
         model = timm.create_model(name)
         rows.append((name, measure(model, model.default_cfg["input_size"]), PAPER_FIGURES.get(name)))
     if as_json:
@@ -79,7 +78,7 @@ def _show_training(names: list[str], as_json: bool) -> None:
     table = Table("model", caption=caption)
     for column in ("state GB", "saved MB/picture", "GB at batch 128", "MACs G/picture", "MACs P/epoch", "min/epoch"):
         table.add_column(column, justify="right")
-    for name in track(names, "Counting", console=errors, transient=True, disable=not errors.is_terminal):
+    for name in progress(names, "Counting"):
         model = timm.create_model(name)
         cost = measure_training(model, model.default_cfg["input_size"])
         if as_json:
@@ -109,8 +108,8 @@ def backbones(
     if everything and pattern is not None:
         raise ValueError(f"--all and the pattern {pattern!r} exclude each other")
     names = find_backbones("*" if everything else pattern)
-    progress = track(names, "Probing", console=errors, transient=True, disable=not errors.is_terminal)
-    found = [probe(name) for name in progress]
+    bar = progress(names, "Probing")
+    found = [probe(name) for name in bar]
     if as_json:
         for backbone in found:
             typer.echo(json.dumps(backbone.to_dict()))

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import track
 
 from sot.bench.cases import SIZES, Case, Row, Size, run_case
 from sot.bench.head import growth_rows, head_cases, memory_growth_rows, memory_rows
 from sot.bench.normalize import normalize_cases
 from sot.bench.report import Report, as_markdown, as_picture, as_table
 from sot.bench.timing import thread_count
-from sot.cli_runs import SetOption, console, errors
+from sot.cli_runs import SetOption, console, progress
+from sot.files import write_atomically
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside the published formulae.")
 
@@ -49,7 +49,7 @@ def run_cases(cases: list[Case], rounds: int) -> list[Row]:
 
 def progress_bar(title: str) -> Callable[[Iterable[int]], Iterable[int]]:
     """Wraps rounds to show how many are done, on a terminal only."""
-    return lambda items: track(list(items), title, console=errors, transient=True, disable=not errors.is_terminal)
+    return lambda items: progress(list(items), title)
 
 
 def show(
@@ -69,8 +69,6 @@ def show(
     with thread_count(threads):
         report = Report(title, threads, rounds, measure())
     if picture is not None:
-        from sot.run import write_atomically
-
         write_atomically(picture, as_picture(report))
     if as_json:
         typer.echo(json.dumps(report.to_dict()))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import track
 
 from sot.cli_runs import (
     DevOption,
@@ -19,13 +17,9 @@ from sot.cli_runs import (
     TaskOption,
     TextOption,
     console,
-    errors,
+    progress,
     text_data,
 )
-
-
-def _progress(items: Sequence[Any], title: str) -> Iterable[Any]:
-    return track(items, title, console=errors, transient=True, disable=not errors.is_terminal)
 
 
 def probe(
@@ -70,7 +64,7 @@ def probe(
             texts, name = text_data(task, data, dev, (text, pair, label))
             subject = probing.read_texts(opened, texts, name, max_length)
         budget = probing.Budget(epochs=epochs)
-        options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": _progress}
+        options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
         comparison = probing.probe(opened, model, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from sot.core.head import HeadConfig
@@ -37,6 +39,11 @@ BatchOption = Annotated[int, typer.Option(help="Samples at a time.", min=1)]
 def is_first_process() -> bool:
     """Of the processes that torchrun or accelerate started, the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def progress(items: Iterable[Any], title: str) -> Iterable[Any]:
+    """The items, with a bar that says how many are done and how long is left, on a terminal only."""
+    return track(items, title, console=errors, transient=True, disable=not errors.is_terminal)
 
 
 def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:

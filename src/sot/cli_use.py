@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import track
 from rich.table import Table
 
 from sot.cli_runs import (
@@ -23,12 +22,14 @@ from sot.cli_runs import (
     errors,
     is_first_process,
     print_scores,
+    progress,
     text_data,
 )
+from sot.files import write_atomically
 
 
 def _progress(items: Iterable[Any]) -> Iterable[Any]:
-    return track(items, "Evaluating", console=errors, transient=True, disable=not errors.is_terminal)
+    return progress(items, "Evaluating")
 
 
 def evaluate(
@@ -47,7 +48,6 @@ def evaluate(
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
     from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
-    from sot.run import write_atomically
 
     if is_text_model(folder):
         texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))

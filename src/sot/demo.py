@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from sot.core.head import HeadConfig
+from sot.files import write_atomically
 from sot.recipe import Recipe, load_recipe
-from sot.run import draw_curves, write_atomically
+from sot.run import draw_curves
 from sot.train import train_images
 
 HEADS = {"ClassT": "class", "WordT": "word", "ClassT+WordT": "sum"}

@@ -137,6 +137,18 @@ class KeepAverage(TrainerCallback):
         self.trainer.average.update(kwargs["model"])
 
 
+class EvaluateEvery(TrainerCallback):
+    """Leaves out the evaluations that the recipe does not ask for, and the last: `sot.run.execute` has its own."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After Trainer has decided."""
+        epoch = round(state.epoch)
+        control.should_evaluate &= epoch % self.epochs == 0 and epoch < args.num_train_epochs
+
+
 class SoTTrainer(Trainer):
     """Trainer for one recipe."""
 
@@ -150,6 +162,7 @@ class SoTTrainer(Trainer):
         self.average: Average | None = None
         self.resumed_from: Path | None = None
         self.staging = False
+        self.add_callback(EvaluateEvery(recipe.evaluate_every))
         if recipe.ema > 0:
             self.add_callback(KeepAverage(self))
 

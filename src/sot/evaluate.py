@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from transformers import (
 )
 
 from sot.data.imagenet import match_classes, subset_name
-from sot.data.images import evaluation_set, load_images, stack
+from sot.data.images import evaluation_set, load_images, processor_transform, stack
 from sot.data.text import TextData
+from sot.files import as_png
 from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
@@ -129,10 +129,7 @@ def evaluate_images(folder: Path, data: str, batch_size: int, all_classes: bool,
         unknown = [name for name in pictures.labels if name not in names]
         raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
     columns = np.array(matched)
-
-    def transform(image: Any) -> torch.Tensor:
-        return torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])
-
+    transform = processor_transform(processor)
     logits, labels = _run(model, evaluation_set(pictures.val, transform), stack, batch_size, progress)
     if len(columns) < len(names) and not all_classes:
         whose = subset_name(pictures.labels) or "the data"
@@ -178,6 +175,4 @@ def draw_confusion(evaluation: Evaluation) -> bytes:
     if len(evaluation.labels) <= 40:
         axes.set_xticks(range(len(evaluation.labels)), evaluation.labels, rotation=90)
         axes.set_yticks(range(len(evaluation.labels)), evaluation.labels)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return as_png(figure)

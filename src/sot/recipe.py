@@ -43,13 +43,17 @@ class Recipe:
     head_lr_multiplier: float = 1.0
     ema: float = 0.0
     label_smoothing: float = 0.0
+    evaluate_every: int = 1  # epochs; and after the last
     seed: int = 0
     precision: str = "float32"  # of autocast; the head's matrices stay in float32
     compile: bool = False  # torch.compile: pays off in long runs
     # the model
     head: dict[str, Any] = field(default_factory=dict)
     drop_path: float = 0.0
+    embed: str | None = None  # token embedding in place of the timm model's own
     model_args: dict[str, Any] = field(default_factory=dict)  # further arguments of the timm model
+    # the data
+    train_samples: int = 0  # train on that many, drawn once for all seeds; 0 is all
     # images
     img_size: int | None = None
     mixup: float = 0.0  # alpha of the beta distribution
@@ -68,9 +72,10 @@ class Recipe:
         for name, accepted in CHOICES.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
-        for name in ("epochs", "batch_size", "max_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        least = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "train_samples": 0}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
         for name in ("erasing", "flip", "label_smoothing", "drop_path", "ema"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -17,16 +14,10 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.utils import logging
 
 from sot.engine import UNFINISHED, SoTTrainer, last_whole_checkpoint
+from sot.files import as_csv, as_png, write_atomically
 from sot.recipe import Recipe
 
 RUN_FILE = "run.json"
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """All of a file or none of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
 
 
 def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
@@ -120,12 +111,7 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write_metrics(out: Path, rows: list[dict[str, Any]], title: str) -> None:
     """The table as CSV and JSON, and its curves as a picture."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = io.StringIO()
-    writer = csv.DictWriter(table, names)
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(out / "metrics.csv", table.getvalue())
+    write_atomically(out / "metrics.csv", as_csv(rows))
     write_atomically(out / "metrics.json", json.dumps(rows, indent=1))
     write_atomically(out / "curves.png", draw_curves({title: rows}))
 
@@ -153,9 +139,7 @@ def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> bytes:
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize=8)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return as_png(figure)
 
 
 def model_card(identity: Mapping[str, Any], recipe: Recipe, metrics: Mapping[str, float], labels: list[str]) -> str:

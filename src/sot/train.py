@@ -25,13 +25,23 @@ from sot.data.images import (
     stack,
     train_transform,
 )
-from sot.data.sources import ImageData, Stream
+from sot.data.sources import ImageData, Stream, Subset, drawn
 from sot.engine import SoTTrainer
 from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
 from sot.run import execute, open_run, show_bars_on_terminals_only
+
+
+def compilers() -> tuple[str, str]:
+    """C++ compilers that torch.compile looks for on a CPU."""
+    return os.environ.get("CXX", "g++"), "clang++"
+
+
+def can_compile() -> bool:
+    """Whether there is one of them."""
+    return any(map(shutil.which, compilers()))
 
 
 def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
@@ -41,9 +51,8 @@ def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) ->
     """
     if os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION", "1") == "1":
         raise ValueError("FSDP of version 1 flattens weights that a recipe tells apart: set fsdp_version: 2")
-    compilers = (os.environ.get("CXX", "g++"), "clang++")
-    if recipe.compile and not torch.accelerator.is_available() and not any(map(shutil.which, compilers)):
-        raise ValueError(f"compile=true needs a C++ compiler on a CPU: {' or '.join(compilers)}; none was found")
+    if recipe.compile and not torch.accelerator.is_available() and not can_compile():
+        raise ValueError(f"compile=true needs a C++ compiler on a CPU: {' or '.join(compilers())}; none was found")
     return TrainingArguments(
         output_dir=str(out),
         num_train_epochs=recipe.epochs + recipe.cooldown_epochs,
@@ -91,6 +100,7 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
     arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
     smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
     options: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+    options["embed"] = recipe.embed
 
     def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
         try:
@@ -212,6 +222,9 @@ def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: Training
 
 def _training_set(source: Any, transform: Any, recipe: Recipe, args: TrainingArguments) -> ImageSet | TrainingStream:
     if not isinstance(source, Stream):
-        return ImageSet(source, transform, recipe.seed)
+        part = Subset(source, drawn(len(source), recipe.train_samples)) if recipe.train_samples else source
+        return ImageSet(part, transform, recipe.seed)
+    if recipe.train_samples:
+        raise ValueError(f"train_samples draws from data that comes in one piece, not from a stream: {type(source)}")
     process = args.process_index, args.world_size
     return TrainingStream(source, transform, recipe.seed, args.train_batch_size, args.dataloader_num_workers, process)

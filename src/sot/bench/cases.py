@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sot.bench.timing import Progress, Spread, race
+from sot.bench.timing import Progress, Race, Spread, race
 
 HEADS = 6
 NUM_CLASSES = 1000
@@ -62,14 +62,22 @@ class Case:
 def run_case(case: Case, rounds: int, progress: Progress = iter) -> list[Row]:
     """Time the functions of a case in turns: one row each."""
     result = race(case.functions, rounds, progress=progress)
+    notes = dict(case.notes)
+    if case.floor is not None:
+        rest = (name for name in case.functions if name != case.floor)
+        notes |= {name: f"{result.cpu_ratio(name, case.floor)} × floor" for name in rest}
+    return rows_of(result, case.title, case.reference, case.goals, notes)
+
+
+def rows_of(
+    result: Race, title: str, reference: str, goals: Mapping[str, float], notes: Mapping[str, str] | None = None
+) -> list[Row]:
+    """What was timed in turns, one row a function."""
     rows = []
-    for name in case.functions:
-        note = case.notes.get(name, "")
-        if case.floor is not None and name != case.floor:
-            note = f"{result.cpu_ratio(name, case.floor)} × floor"
-        ratio, wall_ratio = result.cpu_ratio(name, case.reference), result.wall_ratio(name, case.reference)
-        cost = 1000 * Spread.of(result.cpu[name]).median
-        rows.append(Row(case.title, name, cost, "ms", ratio, wall_ratio, case.goals.get(name), note))
+    for name, times in result.cpu.items():
+        ratio, wall_ratio = result.cpu_ratio(name, reference), result.wall_ratio(name, reference)
+        cost, note = 1000 * Spread.of(times).median, (notes or {}).get(name, "")
+        rows.append(Row(title, name, cost, "ms", ratio, wall_ratio, goals.get(name), note))
     return rows
 
 

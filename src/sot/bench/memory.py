@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sot.models.complexity import saved_bytes, storage_address
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -27,7 +29,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
-        self.seen = {_address(tensor) for tensor in known}
+        self.seen = {storage_address(tensor) for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -48,27 +50,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _forget(self, address: int, size: int) -> None:
         self.seen.discard(address)
         self.live -= size
-
-
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def saved_bytes(function: Callable[[], Tensor], known: Iterable[Tensor]) -> int:
-    """Bytes of the different storages that the backward pass of `function()` needs, other than those of `known`."""
-    held = {_address(tensor) for tensor in known}
-    saved: dict[int, Tensor] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        if _address(tensor) not in held:
-            saved[_address(tensor)] = tensor.detach()  # keeps the storage, so that its address is not used again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = function()
-    total = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
-    del output
-    return total
 
 
 def measure_memory(function: Callable[[], Tensor], inputs: list[Tensor], grad: Tensor) -> Memory:

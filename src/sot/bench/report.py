@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from rich.table import Table
 
 from sot.bench.cases import Row
+from sot.files import as_png
 
 COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "goal", "note")
 
@@ -104,6 +104,4 @@ def as_picture(report: Report) -> bytes:
     axes.invert_yaxis()
     axes.axvline(1, color="0.6", linewidth=0.8)
     axes.set(xlabel="ratio to the reference; red: goal", title=report.title)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return as_png(figure)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from importlib.util import find_spec
-from shutil import which
 from typing import Any
 
 import timm
@@ -18,31 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from sot.bench.cases import Case
+from sot.bench.model import forward_alone
 from sot.models.inference import optimize_for_inference
+from sot.train import can_compile
 
 Runtime = Callable[[nn.Module, Tensor], Callable[[], Any]]
 BATCHES = (1, 16)  # latency, throughput
 EAGER = "eager"
 
 
-def eager(model: nn.Module, image: Tensor) -> Callable[[], Any]:
-    """As it is."""
-
-    def run() -> Tensor:
-        with torch.inference_mode():
-            return model(image)
-
-    return run
-
-
 def folded(model: nn.Module, image: Tensor) -> Callable[[], Any]:
     """Without batch norms."""
-    return eager(optimize_for_inference(model), image)
+    return forward_alone(optimize_for_inference(model), image)
 
 
 def compiled(model: nn.Module, image: Tensor) -> Callable[[], Any]:
     """By torch.compile, folded before."""
-    return eager(torch.compile(optimize_for_inference(model)), image)  # type: ignore[arg-type]
+    return forward_alone(torch.compile(optimize_for_inference(model)), image)  # type: ignore[arg-type]
 
 
 def int8(model: nn.Module, image: Tensor) -> Callable[[], Any]:
@@ -51,7 +41,7 @@ def int8(model: nn.Module, image: Tensor) -> Callable[[], Any]:
 
     quantized = optimize_for_inference(model)
     quantize_(quantized, Int8WeightOnlyConfig())
-    return eager(quantized, image)
+    return forward_alone(quantized, image)
 
 
 def onnx(model: nn.Module, image: Tensor) -> Callable[[], Any]:
@@ -70,8 +60,8 @@ def onnx(model: nn.Module, image: Tensor) -> Callable[[], Any]:
 
 def available_runtimes() -> dict[str, Runtime]:
     """Those for which everything is installed."""
-    found: dict[str, Runtime] = {EAGER: eager, "folded": folded}
-    if which(os.environ.get("CXX", "g++")) or which("clang++"):
+    found: dict[str, Runtime] = {EAGER: forward_alone, "folded": folded}
+    if can_compile():
         found["compiled"] = compiled
     if find_spec("torchao"):
         found["int8 weights"] = int8

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, set_seed
 from transformers.utils import logging
 
-from sot.bench.cases import Row
-from sot.bench.timing import Progress, Race, Spread
+from sot.bench.cases import Row, rows_of
+from sot.bench.timing import Progress, Race
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.engine import parameter_groups
@@ -74,12 +74,7 @@ def train_rows(model: str, data: str, recipe: Recipe, steps: int, rounds: int, p
                 wall, cpu = runs[name](trainer()).steps()
                 result.wall[name].append(wall)
                 result.cpu[name].append(cpu)
-    rows = []
-    for name in runs:
-        ratios = result.cpu_ratio(name, BARE), result.wall_ratio(name, BARE)
-        cost = 1000 * Spread.of(result.cpu[name]).median
-        rows.append(Row(f"step of {model}", name, cost, "ms", *ratios, GOAL if name == OURS else None))
-    return rows
+    return rows_of(result, f"step of {model}", BARE, {OURS: GOAL})
 
 
 def _trained(trainer: ImageTrainer) -> Clock:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sot.core.precision import at_least_float32
+from sot.core.precision import at_least_float32, is_hooked
 
 TOKENS_AT_A_TIME = 1568  # 8 images of 196 tokens: large enough for fast products, small enough for a cache
 
@@ -43,8 +43,7 @@ def is_plain(linear: nn.Module, tokens: Tensor) -> bool:
 
     Hooks, adapters, quantisers and offloaders all want to see the call; autocast changes its type.
     """
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks or linear._backward_pre_hooks
-    if type(linear) is not nn.Linear or hooked or "forward" in vars(linear):
+    if type(linear) is not nn.Linear or is_hooked(linear) or "forward" in vars(linear):
         return False
     if type(linear.weight) is not nn.Parameter or type(tokens) not in (Tensor, nn.Parameter):
         return False

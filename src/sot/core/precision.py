@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def autocast_off(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -29,3 +29,9 @@ def is_eager() -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[no-untyped-call]
         return False
     return not torch._C._are_functorch_transforms_active()
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for the module to be called, or for its gradient."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)

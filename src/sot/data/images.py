@@ -226,3 +226,8 @@ def eval_transform(data_config: dict[str, Any]) -> Callable[[Image.Image], Tenso
     """timm's evaluation transform."""
     transform: Callable[[Image.Image], Tensor] = timm.data.create_transform(**data_config, is_training=False)
     return transform
+
+
+def processor_transform(processor: Any) -> Callable[[Image.Image], Tensor]:
+    """The image processor that is saved with a model, for one picture."""
+    return lambda image: torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])

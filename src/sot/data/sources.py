@@ -108,6 +108,14 @@ def choose_split(spec: str, found: Collection[str], key: str, needed: bool = Tru
     return chosen
 
 
+def drawn(available: int, wanted: int) -> list[int]:
+    """Numbers of `wanted` of the samples, the same for every seed of a run; 0 is all of them."""
+    if wanted > available:
+        raise ValueError(f"train_samples must be at most the {available} there are to train on, got {wanted}")
+    order = torch.randperm(available, generator=torch.Generator().manual_seed(0)).tolist()
+    return order[:wanted] if wanted else list(range(available))
+
+
 def random_split(source: Any, labels: list[str], seed: int, val_share: float) -> ImageData:
     """A share of the pictures to validate on, drawn by the seed; a share of 1 leaves none to train on."""
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed)).tolist()

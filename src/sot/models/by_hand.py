@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from sot.core.precision import is_hooked
+
 KNOWN = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d)
 
 
@@ -14,8 +16,7 @@ def is_watched(modules: Iterable[nn.Module]) -> bool:
     """Whether a tracer records the calls of these modules or a hook waits for one."""
     if torch.jit.is_tracing() or torch.compiler.is_compiling():  # type: ignore[no-untyped-call]
         return True
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for module in modules for name in hooks)
+    return any(map(is_hooked, modules))
 
 
 def on_cpu(x: Tensor) -> bool:

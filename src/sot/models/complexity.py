@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import timm
@@ -61,6 +62,28 @@ class TrainingCost:
     state_bytes: int  # weights, their average and gradients, two moments of Adam
 
 
+def storage_address(tensor: Tensor) -> int:
+    """What tells the memory of one tensor from that of another, on the meta device too."""
+    return tensor.untyped_storage()._cdata
+
+
+def saved_bytes(function: Callable[[], Tensor], known: Iterable[Tensor] = ()) -> int:
+    """Bytes of the different storages that the backward pass of `function()` needs, other than those of `known`."""
+    held = {storage_address(tensor) for tensor in known}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if storage_address(tensor) not in held:
+            saved[storage_address(tensor)] = tensor.detach()  # keeps the storage: its address is not used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = function()
+    total = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    del output
+    return total
+
+
 def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> TrainingCost:
     """Count on the meta device, where nothing is computed, what an accelerator would do. The model is moved there.
 
@@ -70,21 +93,14 @@ def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> Trai
     for module in model.modules():
         module.register_forward_hook(lambda *_: None)  # watched, the family trains on a CPU as it does elsewhere
 
-    def saved(batch: int) -> int:
-        storages: dict[int, torch.UntypedStorage] = {}  # kept, or another could get the same address
-
-        def remember(tensor: Tensor) -> Tensor:
-            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
-            model(torch.empty(batch, *input_size, device="meta")).sum().backward()
-        return sum(storage.nbytes() for storage in storages.values())
+    def run(batch: int) -> Tensor:
+        return model(torch.empty(batch, *input_size, device="meta"))
 
     with FlopCounterMode(display=False) as counter:
-        one = saved(1)
+        torch.autograd.backward(run(1).sum())
+    saved = saved_bytes(lambda: run(2)) - saved_bytes(lambda: run(1))
     state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    return TrainingCost(counter.get_total_flops() // 2, saved(2) - one, 5 * state)
+    return TrainingCost(counter.get_total_flops() // 2, saved, 5 * state)
 
 
 def find_models(pattern: str | None) -> list[str]:

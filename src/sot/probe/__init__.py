@@ -13,6 +13,7 @@ import torch
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
+from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.probe.backbone import Backbone, Data, read_images, read_texts
 from sot.probe.compare import Contest
@@ -21,7 +22,7 @@ from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
 from sot.probe.report import Comparison, as_table, write_report
 from sot.probe.train import Budget, split_rows
-from sot.run import RUN_FILE, write_atomically
+from sot.run import RUN_FILE
 
 __all__ = [
     "HEADS",

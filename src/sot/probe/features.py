@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.models.tokens import Tokens
 from sot.probe.samples import Samples, encode, key_digest, model_identity
-from sot.run import write_atomically
 
 logger = logging.getLogger("sot")
 CHUNK = 64  # samples of one forward pass; part of the layout of a cache, so not an option

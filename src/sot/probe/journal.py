@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from sot.run import write_atomically
+from sot.files import write_atomically
 
 logger = logging.getLogger("sot")
 

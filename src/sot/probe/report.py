@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -16,7 +14,7 @@ from rich.table import Column, Table
 from scipy.stats import t as student
 
 from sot.core.head import HeadConfig
-from sot.run import write_atomically
+from sot.files import as_csv, as_png, write_atomically
 
 GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
 
@@ -97,16 +95,10 @@ def as_table(comparison: Comparison) -> Table:
     return table
 
 
-def as_csv(comparison: Comparison) -> str:
-    """One row a head."""
+def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """One row a head, of plain cells."""
     rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in comparison.results]
-    for row in rows:
-        row["scores"] = " ".join(map(str, row["scores"]))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
 
 
 def as_picture(comparison: Comparison) -> bytes:
@@ -125,13 +117,11 @@ def as_picture(comparison: Comparison) -> bytes:
     axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{comparison.metric}, %")
     axes.set_title(f"{comparison.model} on {comparison.data}; red: second order, squares: words alone", fontsize=10)
     axes.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=120)
-    return picture.getvalue()
+    return as_png(figure)
 
 
 def write_report(comparison: Comparison, out: Path) -> None:
     """probe.json, probe.csv and probe.png."""
     write_atomically(out / "probe.json", json.dumps(comparison.to_dict(), indent=1))
-    write_atomically(out / "probe.csv", as_csv(comparison))
+    write_atomically(out / "probe.csv", as_csv(as_rows(comparison)))
     write_atomically(out / "probe.png", as_picture(comparison))

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import DataCollatorWithPadding
 
-from sot.data.images import ImageSet, stack
+from sot.data.images import ImageSet, processor_transform, stack
 from sot.data.sources import Stream, file_name
 from sot.data.text import TextSplit
 from sot.finetune import TextSet
@@ -50,12 +50,13 @@ def image_samples(model: SoTForImageClassification, source: Any, name: str) -> S
     if model.processor is None:
         raise ValueError("the model has no image processor beside it")
     _check_any(source, name)
-
-    def transform(image: Any) -> Tensor:
-        return torch.as_tensor(model.processor(image, return_tensors="pt")["pixel_values"][0])
-
     data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
-    return Samples(ImageSet(source, transform), stack, None, {"data": data, "transform": model.processor.to_dict()})
+    return Samples(
+        ImageSet(source, processor_transform(model.processor)),
+        stack,
+        None,
+        {"data": data, "transform": model.processor.to_dict()},
+    )
 
 
 def text_samples(
