@@ -1,0 +1,342 @@
+"""PVT: a pyramid of four transformer stages whose attention reduces keys and values in space (Wang et al., ICCV 2021).
+
+Parameter names and shapes are those of the authors' checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import (
+    DropPath,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    calculate_drop_path_rates,
+    global_pool_nlc,
+    register_notrace_function,
+    to_2tuple,
+    use_fused_attn,
+)
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import init_weights_vit_timm
+from torch import Tensor, nn
+
+__all__ = ["PyramidVisionTransformer"]
+
+STRIDES = (4, 8, 16, 32)
+
+
+class SpatialReductionAttention(nn.Module):
+    """Attention whose keys and values are read from a map `reduction` times smaller each way: a strided convolution."""
+
+    fused_attn: Final[bool]
+
+    def __init__(self, dim: int, num_heads: int, reduction: int, attn_drop: float, proj_drop: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.reduction = reduction
+        self.fused_attn = use_fused_attn()
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.attn_drop = nn.Dropout(attn_drop)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.sr: nn.Module = nn.Conv2d(dim, dim, reduction, reduction) if reduction > 1 else nn.Identity()
+        self.norm: nn.Module = nn.LayerNorm(dim) if reduction > 1 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: list[int]) -> Tensor:
+        """Tokens `(batch, rows · columns, dim)` of a grid of `[rows, columns]`; without reduction any tokens."""
+        batch, tokens, dim = x.shape
+        query = self.q(x).reshape(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
+        source = self.norm(self.sr(to_map(x, grid)).flatten(2).transpose(1, 2)) if self.reduction > 1 else x
+        key_value = self.kv(source).reshape(batch, -1, 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        key, value = key_value.unbind(0)  # (batch, heads, tokens / reduction², head_dim)
+        if self.fused_attn:
+            x = F.scaled_dot_product_attention(
+                query, key, value, dropout_p=self.attn_drop.p if self.training else 0.0
+            )
+        else:
+            attention = (query * self.head_dim**-0.5) @ key.transpose(-2, -1)
+            x = self.attn_drop(attention.softmax(-1)) @ value
+        return self.proj_drop(self.proj(x.transpose(1, 2).reshape(batch, tokens, dim)))
+
+
+class PyramidBlock(nn.Module):
+    """Pre-norm transformer block over spatial-reduction attention."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        reduction: int,
+        mlp_ratio: float,
+        proj_drop: float,
+        attn_drop: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, eps=1e-6)
+        self.attn = SpatialReductionAttention(dim, num_heads, reduction, attn_drop, proj_drop)
+        self.norm2 = LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.grad_checkpointing = False
+
+    def forward(self, x: Tensor, grid: list[int]) -> Tensor:
+        if self.grad_checkpointing and not torch.jit.is_scripting():
+            return checkpoint(self._forward, x, grid)
+        return self._forward(x, grid)
+
+    def _forward(self, x: Tensor, grid: list[int]) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PyramidVisionTransformer(nn.Module):
+    """PVT: four stages at strides 4, 8, 16 and 32; a class token joins in the last.
+
+    The image may have another size than `img_size` if its sides are multiples of 32: positions are interpolated.
+
+    Args:
+        img_size: Size the position tables are made for.
+        embed_dims: Width of the tokens in each stage; `depths`, `num_heads`, `mlp_ratios`, `reductions` likewise.
+        global_pool: 'token' (the class token), 'avg' and timm's other poolings of the words, or '' for all tokens.
+    """
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dims: tuple[int, ...] = (64, 128, 320, 512),
+        depths: tuple[int, ...] = (2, 2, 2, 2),
+        num_heads: tuple[int, ...] = (1, 2, 5, 8),
+        mlp_ratios: tuple[float, ...] = (8, 8, 4, 4),
+        reductions: tuple[int, ...] = (8, 4, 2, 1),
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.global_pool = global_pool
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        self.num_prefix_tokens = 1
+        self.feature_info: list[dict[str, Any]] = []
+        height, width = to_2tuple(img_size)
+        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        channels = in_chans
+        for i, dim in enumerate(embed_dims):
+            patch = 4 if i == 0 else 2
+            embed = PatchEmbed((height, width), patch, channels, dim, nn.LayerNorm, strict_img_size=False)
+            height, width, channels = height // patch, width // patch, dim
+            length = height * width + (self.num_prefix_tokens if i == 3 else 0)
+            blocks = [
+                PyramidBlock(
+                    dim, num_heads[i], reductions[i], mlp_ratios[i], proj_drop_rate, attn_drop_rate, drop_paths[i][j]
+                )
+                for j in range(depths[i])
+            ]
+            setattr(self, f"patch_embed{i + 1}", embed)
+            setattr(self, f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, length, dim)))
+            setattr(self, f"pos_drop{i + 1}", nn.Dropout(pos_drop_rate))
+            setattr(self, f"block{i + 1}", nn.ModuleList(blocks))
+            self.feature_info.append({"module": f"block{i + 1}", "num_chs": dim, "reduction": STRIDES[i]})
+        self.norm = LayerNorm(self.embed_dim, eps=1e-6)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal of std 0.02 for linear layers, positions and class token."""
+        named_apply(init_weights_vit_timm, self)
+        for parameter in self.parameters(recurse=False):
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """As the authors: positions are decayed."""
+        return {"cls_token"}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers for layer-wise rates: a stage each, or a block each."""
+        blocks = r"^block(\d+)" if coarse else r"^block(\d+)\.(\d+)"
+        return {
+            "stem": r"^patch_embed1|^pos_embed1",
+            "blocks": [(blocks, None), (r"^(?:patch_embed|pos_embed)(\d+)|^cls_token", (0,)), (r"^norm", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        for module in self.modules():
+            if isinstance(module, PyramidBlock):
+                module.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The linear layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new linear layer, and another pooling if one is named."""
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = head.to(self.cls_token).train(self.training)
+
+    def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Tokens of the last stage, class token first, and the maps of the four; written out for TorchScript."""
+        height, width = x.shape[2], x.shape[3]
+        grid = [height // 4, width // 4]
+        x = self.pos_drop1(self.patch_embed1(x) + fit_positions(self.pos_embed1, self.patch_embed1.grid_size, grid))
+        for block in self.block1:
+            x = block(x, grid)
+        maps = [to_map(x, grid)]
+
+        grid = [height // 8, width // 8]
+        x = self.patch_embed2(maps[0])
+        x = self.pos_drop2(x + fit_positions(self.pos_embed2, self.patch_embed2.grid_size, grid))
+        for block in self.block2:
+            x = block(x, grid)
+        maps.append(to_map(x, grid))
+
+        grid = [height // 16, width // 16]
+        x = self.patch_embed3(maps[1])
+        x = self.pos_drop3(x + fit_positions(self.pos_embed3, self.patch_embed3.grid_size, grid))
+        for block in self.block3:
+            x = block(x, grid)
+        maps.append(to_map(x, grid))
+
+        grid = [height // 32, width // 32]
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed4(maps[2])], dim=1)
+        words = fit_positions(self.pos_embed4[:, 1:], self.patch_embed4.grid_size, grid)
+        x = self.pos_drop4(x + torch.cat([self.pos_embed4[:, :1], words], dim=1))
+        for block in self.block4:
+            x = block(x, grid)
+        maps.append(to_map(x[:, 1:], grid))
+        return x, maps
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images to tokens `(batch, 1 + words, dim)`, class token first, normalised."""
+        return self.norm(self._stages(x)[0])
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Tokens, and the maps of the stages chosen by `indices`; `norm` is that of the last stage alone."""
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt must be NCHW, got {output_fmt}")
+        chosen, _ = feature_take_indices(len(STRIDES), indices)
+        tokens, maps = self._stages(x)
+        tokens = self.norm(tokens)
+        if norm:
+            maps[3] = to_map(tokens[:, 1:], list(maps[3].shape[2:]))
+        intermediates = [maps[i] for i in chosen]
+        return intermediates if intermediates_only else (tokens, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the norm or head where features alone are wanted; all stages stay."""
+        chosen, _ = feature_take_indices(len(STRIDES), indices)
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return chosen
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens to logits, or to what the linear layer reads."""
+        x = self.head_drop(global_pool_nlc(x, self.global_pool, self.num_prefix_tokens))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+def to_map(tokens: Tensor, grid: list[int]) -> Tensor:
+    """Tokens `(batch, rows · columns, dim)` to `(batch, dim, rows, columns)`."""
+    return tokens.reshape(tokens.shape[0], grid[0], grid[1], tokens.shape[2]).permute(0, 3, 1, 2).contiguous()
+
+
+@register_notrace_function
+def fit_positions(positions: Tensor, made_for: tuple[int, int], grid: list[int]) -> Tensor:
+    """Positions `(1, rows · columns, dim)` interpolated to another grid, bilinearly as the authors do."""
+    if made_for[0] == grid[0] and made_for[1] == grid[1]:
+        return positions
+    table = to_map(positions, [made_for[0], made_for[1]])
+    return F.interpolate(table, size=(grid[0], grid[1]), mode="bilinear").flatten(2).transpose(1, 2)
+
+
+def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> dict[str, Any]:
+    """A checkpoint for another image size: its position tables interpolated to this model's."""
+    state = dict(state.get("model", state))
+    for i in range(1, 5):
+        name = f"pos_embed{i}"
+        prefix = int(i == 4)
+        side = int((state[name].shape[1] - prefix) ** 0.5)
+        grid = list(getattr(model, f"patch_embed{i}").grid_size)
+        words = fit_positions(state[name][:, prefix:], (side, side), grid)
+        state[name] = torch.cat([state[name][:, :prefix], words], dim=1)
+    return state
+
+
+DEFAULT_CFG: dict[str, Any] = {
+    "num_classes": 1000,
+    "input_size": (3, 224, 224),
+    "pool_size": None,
+    "crop_pct": 0.875,
+    "interpolation": "bicubic",
+    "mean": IMAGENET_DEFAULT_MEAN,
+    "std": IMAGENET_DEFAULT_STD,
+    "first_conv": "patch_embed1.proj",
+    "classifier": "head",
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(("pvt_tiny", "pvt_small", "pvt_large"), DEFAULT_CFG))
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], depths: tuple[int, ...]) -> Any:
+    return build_model_with_cfg(
+        PyramidVisionTransformer,
+        variant,
+        pretrained,
+        pretrained_filter_fn=resize_positions,
+        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
+        **{"depths": depths, **kwargs},
+    )
+
+
+@register_model
+def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Tiny: 13.2 M parameters, 1.9 G multiply-adds."""
+    return _create("pvt_tiny", pretrained, kwargs, (2, 2, 2, 2))
+
+
+@register_model
+def pvt_small(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Small: 24.5 M parameters, 3.8 G multiply-adds."""
+    return _create("pvt_small", pretrained, kwargs, (3, 4, 6, 3))
+
+
+@register_model
+def pvt_large(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Large: 61.4 M parameters, 9.8 G multiply-adds."""
+    return _create("pvt_large", pretrained, kwargs, (3, 8, 27, 3))
