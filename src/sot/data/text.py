@@ -33,7 +33,10 @@ class Task:
     metric: str = "accuracy"
     labels: tuple[str, ...] | None = None  # None: a number to regress
     header: tuple[str, ...] | None = None  # of files that have none
+    train: str = "train"
     dev: str = "dev"
+    suffix: str = ".tsv"
+    on_hub: bool = True
     hub_columns: Columns | None = None  # where the hub calls them otherwise
 
 
@@ -63,6 +66,15 @@ TASKS = {
     "qnli": Task(Columns("question", "sentence"), "accuracy", ENTAILMENT),
     "rte": Task(PAIR, "accuracy", ENTAILMENT),
     "wnli": Task(PAIR, "accuracy", ("not_entailment", "entailment")),
+    "sick": Task(  # not of GLUE: three-way entailment, as its authors' files have it
+        Columns("sentence_A", "sentence_B", "entailment_judgment"),
+        "accuracy",
+        ("NEUTRAL", "ENTAILMENT", "CONTRADICTION"),
+        train="SICK_train",
+        dev="SICK_test_annotated",
+        suffix=".txt",
+        on_hub=False,
+    ),
 }
 BUILT_IN = "acceptability"
 
@@ -98,6 +110,8 @@ def load_task(name: str, data: str | Path | None) -> TextData:
         raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
     task = TASKS[name]
     labels = None if task.labels is None else list(task.labels)
+    if data is None and not task.on_hub:
+        raise ValueError(f"task {name} needs --data, the folder with its {task.train}{task.suffix}")
     if data is None or str(data).startswith("hfds/"):
         tables = _glue_tables(name, None if data is None else str(data))
         columns = task.hub_columns or task.columns
@@ -110,10 +124,10 @@ def load_task(name: str, data: str | Path | None) -> TextData:
 def _glue_files(folder: Path, task: Task) -> dict[str, tuple[str, list[Row]]]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    files = {key: folder / f"{stem}.tsv" for key, stem in (("train", "train"), ("dev", task.dev))}
+    files = {key: folder / (stem + task.suffix) for key, stem in (("train", task.train), ("dev", task.dev))}
     found = {key: (str(file), list(read_rows(file, task.header))) for key, file in files.items() if file.is_file()}
     if not found:
-        raise ValueError(f"{folder} has neither train.tsv nor {task.dev}.tsv")
+        raise ValueError(f"{folder} has neither {files['train'].name} nor {files['dev'].name}")
     return found
 
 

@@ -1,0 +1,177 @@
+"""Ours beside the paper's: as a table for a terminal, Markdown, CSV and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from sot.files import as_csv, as_png, write_atomically
+from sot.probe.report import interval
+from sot.reproduce.tables import Row, TableOfPaper
+from sot.reproduce.work import Store, Unit
+
+COUNTS = ("params", "speed")  # what a result has beside its scores
+TASK_SCORES = ("mcc", "f1", "pearson", "accuracy")  # of a text task, the first it has
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: ours by seed, and the paper's."""
+
+    ours: list[float]
+    paper: float | None
+
+    def mean(self) -> float | None:
+        """Over the seeds."""
+        return float(np.mean(self.ours)) if self.ours else None
+
+    def show(self, places: int = 2) -> str:
+        """Mean, and 95 % interval where there are several seeds."""
+        if not self.ours:
+            return "–"
+        half = interval(self.ours)
+        return f"{np.mean(self.ours):.{places}f}" + ("" if half is None else f" ± {half:.{places}f}")
+
+    def show_paper(self) -> str:
+        """As printed."""
+        return "–" if self.paper is None else f"{self.paper:g}"
+
+
+Cells = dict[str, Cell]
+
+
+def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tuple[Row, Cells]]:
+    """The cells of every row that the units belong to, from the results there are."""
+    rows = {unit.row.name: unit.row for unit in units}
+    return [(row, {c: _cell(row, c, units, store) for c in table.columns}) for row in rows.values()]
+
+
+def _cell(row: Row, column: str, units: Sequence[Unit], store: Store) -> Cell:
+    of_task = column in row.tasks
+    mine = [unit for unit in units if unit.row.name == row.name and (unit.task == column) == of_task]
+    values = [_value(result, column, of_task) for unit in mine if (result := store.result(unit)) is not None]
+    return Cell([value for value in values if value is not None], row.paper.get(column))
+
+
+def _value(result: dict[str, Any], column: str, of_task: bool) -> float | None:
+    if column == "params":
+        return float(result["params"]) / 1e6
+    if column == "speed":  # a CPU is shared with others: its own time tells more than the clock on the wall
+        seconds = result["cpu_seconds" if result["device"] == "cpu" else "seconds"]
+        return None if result["resumed"] else float(result["samples"]) / seconds
+    name = next(score for score in TASK_SCORES if score in result["scores"]) if of_task else column
+    value = result["scores"].get(name)
+    return None if value is None else 100 * value
+
+
+def is_score(column: str) -> bool:
+    """Whether more of it is better."""
+    return column not in COUNTS
+
+
+def _header(table: TableOfPaper) -> list[str]:
+    header = ["row"]
+    for column, heading in table.columns.items():
+        header += [heading, *(["gain"] if is_score(column) else []), "paper", *(["gain"] if is_score(column) else [])]
+    return header
+
+
+def _line(table: TableOfPaper, row: Row, cells: Cells, first: Cells) -> list[str]:
+    line = [row.name]
+    for column in table.columns:
+        cell, base = cells[column], first[column]
+        line.append(cell.show(0 if column == "speed" else 2))
+        if is_score(column):
+            line += [_gain(cell.mean(), base.mean()), cell.show_paper(), _gain(cell.paper, base.paper)]
+        else:
+            line.append(cell.show_paper())
+    return line
+
+
+def _gain(value: float | None, base: float | None) -> str:
+    return "–" if value is None or base is None or value == base else f"{value - base:+.2f}"
+
+
+def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+    seeds = {len(cell.ours) for _, cells in rows for cell in cells.values() if cell.ours}
+    shown = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "no"
+    words = f"Ours: mean ± 95 % interval over {shown} seeds; gain: over the first row."
+    return f"{words} {table.note}".strip()
+
+
+def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
+    """For a terminal."""
+    header = _header(table)
+    shown = Table(header[0], title=f"Table {table.name}: {table.title}", caption=_caption(table, rows))
+    for heading in header[1:]:
+        shown.add_column(heading, justify="right")
+    for row, cells in rows:
+        shown.add_row(*_line(table, row, cells, rows[0][1]))
+    return shown
+
+
+def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+    """For a document."""
+    header = _header(table)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    lines += [_line(table, row, cells, rows[0][1]) for row, cells in rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\n{_caption(table, rows)}\n"
+
+
+def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict[str, Any]]:
+    """One line for each row and column, of plain values."""
+    return [
+        {
+            "table": table.name,
+            "row": row.name,
+            "column": column,
+            "mean": cells[column].mean(),
+            "interval": interval(cells[column].ours),
+            "seeds": len(cells[column].ours),
+            "values": " ".join(f"{value:.4f}" for value in cells[column].ours),
+            "paper": cells[column].paper,
+        }
+        for row, cells in rows
+        for column in table.columns
+    ]
+
+
+def as_picture(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> bytes:
+    """Ours with intervals, and the paper's in a panel beside it, for every score, as PNG."""
+    from matplotlib.figure import Figure
+
+    columns = [column for column in table.columns if is_score(column) and any(c[column].ours for _, c in rows)]
+    figure = Figure(figsize=(4 + 5 * max(1, len(columns)), 1.2 + 0.36 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, 2 * max(1, len(columns)), squeeze=False)[0]
+    places = range(len(rows))
+    for number, column in enumerate(columns):
+        ours, paper = panels[2 * number : 2 * number + 2]
+        for place, (_, cells) in enumerate(rows):
+            cell, colour = cells[column], "C0" if place == 0 else "C3"
+            if cell.ours:
+                ours.errorbar(cell.mean(), place, xerr=interval(cell.ours) or 0, fmt="o", color=colour, capsize=3)
+            if cell.paper is not None:
+                paper.plot(cell.paper, place, "D", color=colour, markerfacecolor="none")
+        ours.set_title(f"ours: {table.columns[column]}", fontsize=9)
+        paper.set_title("the paper's", fontsize=9)
+    for number, panel in enumerate(panels):
+        panel.set_yticks(places, [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
+        panel.set_ylim(len(rows) - 0.5, -0.5)
+        panel.grid(alpha=0.3)
+    figure.suptitle(f"Table {table.name}: {table.title}", fontsize=10)
+    return as_png(figure)
+
+
+def write_report(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], out: Path) -> None:
+    """table-NAME.md, .csv and .png."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"table-{table.name}"
+    write_atomically(out / f"{name}.md", as_markdown(table, rows))
+    write_atomically(out / f"{name}.csv", as_csv(as_rows(table, rows)))
+    write_atomically(out / f"{name}.png", as_picture(table, rows))

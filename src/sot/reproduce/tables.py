@@ -1,0 +1,80 @@
+"""The paper's tables as data: rows, their settings, and the numbers the paper prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from sot.recipe import Recipe, load_recipe
+
+PRESETS = ("paper", "cpu")
+ROW_KEYS = ("name", "paper", "model", "recipe", "tasks", "only")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a model and what it changes in its recipe. `model` None is the user's to name."""
+
+    name: str
+    recipe: Recipe
+    model: str | None
+    paper: dict[str, float] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()  # texts: one training for each
+
+
+@dataclass(frozen=True)
+class TableOfPaper:
+    """A table under one preset; `columns` are scores, or tasks, and their headings."""
+
+    name: str
+    title: str
+    columns: dict[str, str]
+    rows: list[Row]
+    note: str = ""
+
+
+def table_names() -> list[str]:
+    """Names of the tables."""
+    folder = resources.files("sot") / "tables"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_table(name: str, preset: str) -> TableOfPaper:
+    """A table by its number in the paper, with the settings of the paper or those for one CPU."""
+    if name not in table_names():
+        raise ValueError(f"unknown table {name!r}; accepted: {', '.join(table_names())}")
+    if preset not in PRESETS:
+        raise ValueError(f"unknown preset {preset!r}; accepted: {', '.join(PRESETS)}")
+    values = yaml.safe_load((resources.files("sot") / "tables" / f"{name}.yaml").read_text())
+    rows = [_row(row, values, preset) for row in values["rows"] if row.get("only", preset) == preset]
+    return TableOfPaper(name, values["title"], values["columns"], rows, values.get("note", ""))
+
+
+def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str) -> Row:
+    recipe = load_recipe(row.get("recipe", table.get("recipes", {}).get(preset)))
+    settings = {key: value for key, value in row.items() if key not in ROW_KEYS}
+    before = asdict(recipe)
+    merged = {key: {**before[key], **value} if isinstance(value, dict) else value for key, value in settings.items()}
+    changed = Recipe.from_dict({**before, **merged})
+    model = row["model"] if "model" in row else table.get("model")
+    return Row(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
+
+
+def choose_rows(table: TableOfPaper, wanted: str | None) -> list[Row]:
+    """Rows by their numbers, counted from 1, such as `1,3-5`; all of them without a choice."""
+    if not wanted:
+        return table.rows
+    chosen = []
+    for part in wanted.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"rows are numbers and ranges such as 1,3-5, got {wanted!r}")
+        numbers = range(int(first), int(last or first) + 1)
+        if not numbers or numbers[0] < 1 or numbers[-1] > len(table.rows):
+            raise ValueError(f"table {table.name} has rows 1 to {len(table.rows)}, got {part.strip()!r}")
+        chosen += [table.rows[number - 1] for number in numbers]
+    return chosen

@@ -1,0 +1,200 @@
+"""What a table has to train, one unit for each row, task and seed, and where the results are kept.
+
+A result is found by what was trained, not by its place in a table: rows that tables share are trained once, and results
+of several machines are merged by copying files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+
+import sot
+from sot.core.head import HeadConfig
+from sot.data.images import load_images
+from sot.data.text import TextData, load_task
+from sot.evaluate import evaluate_images
+from sot.files import write_atomically
+from sot.finetune import build_text_model, fine_tune
+from sot.models.complexity import IMAGENET_PICTURES, count_parameters
+from sot.recipe import Recipe
+from sot.reproduce.tables import Row
+from sot.train import build_model, train_images
+
+IMAGENET_A = "imagenet_a"
+IMAGENET = "imagenet"  # stands for its numbers of pictures and classes where nothing is trained
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the user has: pictures, folders of GLUE tasks, ImageNet-A, and the model of rows that name none."""
+
+    data: str | None = None
+    texts: Path | None = None
+    imagenet_a: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One training: a row with one seed, of texts on one task."""
+
+    row: Row
+    recipe: Recipe
+    model: str
+    task: str | None
+    about_data: dict[str, Any]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What makes two units the same, whatever the table, the machine and defaults added later."""
+        recipe = _beyond_defaults(self.recipe, Recipe())
+        recipe["head"] = _beyond_defaults(HeadConfig.from_dict(self.recipe.head), HeadConfig())
+        for words in ("about", "grid"):
+            recipe.pop(words, None)
+        return {"model": Path(self.model).name, "task": self.task, "data": self.about_data, "recipe": recipe}
+
+    @property
+    def key(self) -> str:
+        """Name of its files."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _beyond_defaults(settings: Any, defaults: Any) -> dict[str, Any]:
+    usual = asdict(defaults)
+    return {name: value for name, value in asdict(settings).items() if value != usual[name]}
+
+
+def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where) -> list[Unit]:
+    """All units, seed by seed so that every row has a first result early; missing data and models are refused here."""
+    units = []
+    pictures = _describe_pictures(where.data) if any(row.recipe.task == "image" for row in rows) else {}
+    tasks = sorted({task for row in rows for task in row.tasks})
+    texts = {task: _describe_texts(load_task(task, task_folder(where.texts, task))) for task in tasks}
+    for seed in seeds:
+        for row in rows:
+            model = row.model or where.model
+            if model is None:
+                raise ValueError(f"row {row.name!r} needs --model, a text model of Hugging Face by name or folder")
+            for task in row.tasks or (None,):
+                about = pictures if task is None else texts[task]
+                units.append(Unit(row, replace(row.recipe, seed=seed), model, task, about))
+    return units
+
+
+def task_folder(texts: Path | None, task: str) -> Path | None:
+    """The folder of a task, whatever its spelling: CoLA, SST-2, …; None leaves it to the hub."""
+    if texts is None:
+        return None
+    for folder in sorted(texts.iterdir()) if texts.is_dir() else []:
+        if folder.is_dir() and folder.name.lower().replace("-", "") == task:
+            return folder
+    raise ValueError(f"{texts} has no folder for task {task}")
+
+
+def _describe_pictures(data: str | None) -> dict[str, Any]:
+    if data is None:
+        raise ValueError("pictures are needed: give --data, as in sot train")
+    if data == IMAGENET:
+        return {"train": IMAGENET_PICTURES, "val": 50_000, "labels": [str(number) for number in range(1000)]}
+    pictures = load_images(data)
+    return {"train": len(pictures.train), "val": len(pictures.val), "labels": pictures.labels}
+
+
+def _describe_texts(texts: TextData) -> dict[str, Any]:
+    return {"train": len(texts.train or ()), "val": len(texts.dev or ()), "labels": texts.labels}
+
+
+class Store:
+    """Results and runs of a folder."""
+
+    def __init__(self, out: Path) -> None:
+        self.results, self.runs = out / "results", out / "runs"
+
+    def result(self, unit: Unit) -> dict[str, Any] | None:
+        """What the unit scored, if it has been trained."""
+        file = self.results / f"{unit.key}.json"
+        return dict(json.loads(file.read_text())) if file.is_file() else None
+
+    def run(self, unit: Unit) -> Path:
+        """Folder of its training."""
+        return self.runs / unit.key
+
+    def keep(self, unit: Unit, result: Mapping[str, Any]) -> None:
+        """Write a result."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({**unit.identity, **result}, indent=1)
+        write_atomically(self.results / f"{unit.key}.json", text + "\n")
+
+    def merge(self, other: Path) -> int:
+        """Take the results that another folder has and this one lacks; returns how many."""
+        if not (other / "results").is_dir():
+            raise ValueError(f"{other} has no folder results: it is not what sot reproduce --out wrote")
+        self.results.mkdir(parents=True, exist_ok=True)
+        missing = [f for f in sorted((other / "results").glob("*.json")) if not (self.results / f.name).exists()]
+        for file in missing:
+            shutil.copy(file, self.results)
+        return len(missing)
+
+
+def lacks(unit: Unit, store: Store, where: Where) -> bool:
+    """Whether something has yet to be trained or evaluated for a unit."""
+    result = store.result(unit)
+    return result is None or (where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"])
+
+
+def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
+    """Train a unit, from its last checkpoint if it was interrupted, and keep its scores."""
+    processes = PartialState()
+    result = store.result(unit)
+    processes.wait_for_everyone()  # all have looked before one writes
+    run, head = store.run(unit), HeadConfig.from_dict(unit.recipe.head)
+    if result is None:
+        begun = (run / "run.json").is_file()
+        options: dict[str, Any] = {"resume": begun, "overwrite": not begun, "report_to": "none"}
+        wall, busy = time.monotonic(), time.process_time()
+        if unit.task is None:
+            assert where.data is not None
+            scores = train_images(unit.model, where.data, run, unit.recipe, head, workers=workers, **options)
+            model = build_model(unit.model, unit.about_data["labels"], unit.recipe, head, False)
+        else:
+            texts = load_task(unit.task, task_folder(where.texts, unit.task))
+            scores = fine_tune(unit.model, texts, unit.task, run, unit.recipe, head, **options)
+            model = build_text_model(unit.model, texts, unit.recipe, head)
+        result = {
+            "scores": {name.removeprefix("eval_"): value for name, value in scores.items() if name != "epoch"},
+            "params": count_parameters(model),
+            "seconds": time.monotonic() - wall,
+            "cpu_seconds": time.process_time() - busy,
+            "samples": _trained_samples(unit),
+            "device": processes.device.type,
+            "resumed": begun,  # then the times are those of the rest
+            "version": sot.__version__,
+        }
+        _keep_on_first(store, unit, result)
+    if where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"]:
+        if not (run / "model.safetensors").is_file():
+            raise ValueError(f"{run} holds no model to evaluate on {where.imagenet_a}: only its result is here")
+        evaluation = evaluate_images(run, where.imagenet_a, unit.recipe.batch_size, False, iter)
+        result["scores"][IMAGENET_A] = evaluation.scores["accuracy"]
+        _keep_on_first(store, unit, result)
+
+
+def _trained_samples(unit: Unit) -> int:
+    epochs = unit.recipe.epochs + unit.recipe.cooldown_epochs
+    return epochs * (unit.recipe.train_samples or int(unit.about_data["train"]))
+
+
+def _keep_on_first(store: Store, unit: Unit, result: Mapping[str, Any]) -> None:
+    processes = PartialState()
+    if processes.is_main_process:
+        store.keep(unit, result)
+    processes.wait_for_everyone()
