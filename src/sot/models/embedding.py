@@ -1,12 +1,12 @@
 """Token embeddings: small convolutional networks from an image to a grid of word tokens (section 3.1, table S-1).
 
-Each is a stem that halves the image, stages that halve it further, and a 1×1 convolution to the width of the tokens.
-Parameter names inside the stages are those of torchvision's DenseNet and ResNet.
+Those of the paper are a stem that halves the image, stages that halve it further, and a 1×1 convolution to the width of
+the tokens. Parameter names inside the stages are those of torchvision's DenseNet and ResNet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,32 +14,14 @@ import torch
 from timm.layers import PatchEmbed, register_notrace_module, to_2tuple
 from torch import Tensor, nn
 
+from sot.models.bottleneck import Bottleneck
 from sot.models.by_hand import can_train_by_hand, is_watched, on_cpu
 from sot.models.dense import dense_stages
+from sot.models.progressive_sampling import ProgressiveSampling
 from sot.models.stem import StemFunction, images_at_once
+from sot.models.tokens_to_token import TokensToToken
 
 STEM_WIDTH = 64
-
-
-class Bottleneck(nn.Module):
-    """ResNet bottleneck 64-64-256; its shortcut is projected unless shape and stride leave it as it is."""
-
-    def __init__(self, channels: int, stride: int, width: int = 64, out_channels: int = 256) -> None:
-        super().__init__()
-        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), norm(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), norm(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, out_channels, 1, bias=False), norm(out_channels)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample: nn.Module = nn.Identity()
-        if stride > 1 or channels != out_channels:
-            projection = nn.Conv2d(channels, out_channels, 1, stride, bias=False)
-            self.downsample = nn.Sequential(projection, nn.BatchNorm2d(out_channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = self.relu(self.bn1(self.conv1(x)))
-        out = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(out)))))
-        return self.relu(out + self.downsample(x))
 
 
 class ConvNormAct(nn.Sequential):
@@ -90,8 +72,9 @@ class NonLocal(nn.Module):
 
 def residual_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
     """Three bottlenecks to 256 channels."""
+    norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)
     widths = (STEM_WIDTH, 256, 256)
-    return nn.Sequential(*(Bottleneck(width, stride) for width, stride in zip(widths, strides))), 256
+    return nn.Sequential(*(Bottleneck(width, 64, 256, stride, norm) for width, stride in zip(widths, strides))), 256
 
 
 def inception_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
@@ -118,7 +101,6 @@ STAGES: dict[str, Callable[[tuple[int, int, int]], tuple[nn.Sequential, int]]] =
     "inception": inception_stages,
     "nonlocal": non_local_stages,
 }
-EMBEDDINGS = (*STAGES, "naive")
 REDUCTIONS = (16, 8, 4)
 
 
@@ -138,8 +120,6 @@ class ConvolutionalEmbedding(nn.Module):
 
     def __init__(self, kind: str, in_chans: int, dim: int, reduction: int) -> None:
         super().__init__()
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"patch_size must be one of {', '.join(map(str, REDUCTIONS))} for {kind}, got {reduction}")
         self.stem = nn.Sequential(nn.Conv2d(in_chans, STEM_WIDTH, 3, padding=1), nn.MaxPool2d(3, 2, padding=1))
         strides = (2, 2 if reduction >= 8 else 1, 2 if reduction >= 16 else 1)
         self.stages, channels = STAGES[kind](strides)
@@ -163,26 +143,52 @@ class ConvolutionalEmbedding(nn.Module):
         return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 
 
-class TokenEmbed(PatchEmbed):
-    """timm's PatchEmbed with a convolutional network in place of its projection: fits wherever timm takes one."""
+NETWORKS: dict[str, Callable[..., nn.Module]] = {  # of input channels, width, reduction and settings of their own
+    **{kind: partial(ConvolutionalEmbedding, kind) for kind in STAGES},
+    "t2t": TokensToToken,
+    "t2t_transformer": partial(TokensToToken, attention="transformer"),
+    "ps": ProgressiveSampling,
+}
+EMBEDDINGS = (*STAGES, "naive", *(kind for kind in NETWORKS if kind not in STAGES))
 
-    def __init__(self, kind: str, img_size: Any, patch_size: Any, in_chans: int, embed_dim: int, **kwargs: Any) -> None:
+
+class TokenEmbed(PatchEmbed):
+    """timm's PatchEmbed with a network in place of its projection: fits wherever timm takes one.
+
+    `network` has settings of the kind's own. Progressive sampling takes any number of points; the others cut the image
+    into whole patches.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        img_size: Any,
+        patch_size: Any,
+        in_chans: int,
+        embed_dim: int,
+        network: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         if kind not in EMBEDDINGS:
             raise ValueError(f"unknown embed {kind!r}; accepted: {', '.join(EMBEDDINGS)}")
         super().__init__(img_size, patch_size, in_chans, embed_dim, **kwargs)
-        self.kind = kind
+        self.kind, self.in_chans, self.embed_dim = kind, in_chans, embed_dim
         self._check_size()
         if kind != "naive":
             if len(set(self.patch_size)) > 1:
                 raise ValueError(f"patch_size must be square for {kind}, got {self.patch_size}")
+            if kind != "ps" and self.patch_size[0] not in REDUCTIONS:
+                accepted = ", ".join(map(str, REDUCTIONS))
+                raise ValueError(f"patch_size must be one of {accepted} for {kind}, got {self.patch_size[0]}")
             device, dtype = kwargs.get("device"), kwargs.get("dtype")
-            network = ConvolutionalEmbedding(kind, in_chans, embed_dim, self.patch_size[0])
-            self.proj = network.to(device=device, dtype=dtype)
+            built = NETWORKS[kind](in_chans, embed_dim, self.patch_size[0], **(network or {}))
+            self.proj = built.to(device=device, dtype=dtype)
 
     def _check_size(self) -> None:
         if self.img_size is None or not self.strict_img_size:
             return
-        if any(size < patch or size % patch for size, patch in zip(self.img_size, self.patch_size)):
+        whole = self.kind != "ps"
+        if any(size < patch or (whole and size % patch) for size, patch in zip(self.img_size, self.patch_size)):
             reduction = "×".join(map(str, self.patch_size))
             raise ValueError(f"img_size must be a multiple of the reduction {reduction}, got {self.img_size}")
 
@@ -195,23 +201,28 @@ class TokenEmbed(PatchEmbed):
 
 
 def replace_embedding(model: nn.Module | None, kind: str) -> None:
-    """Put a convolutional embedding where a timm model has its patch embedding: the paper's "+ours" rows."""
+    """Put another embedding where a timm model has its patch embedding: the paper's "+ours" rows."""
     old = getattr(model, "patch_embed", None)
     if not isinstance(old, PatchEmbed) or old.img_size is None:
         raise ValueError(
-            f"embed={kind!r} replaces the patch embedding of ViT, DeiT or Swin; {type(model).__name__} has none"
+            f"embed={kind!r} replaces the patch embedding of ViT, DeiT, T2T-ViT, Swin; {type(model).__name__} has none"
         )
-    norm = old.norm
+    if kind == "ps" or getattr(old, "kind", None) == "ps":
+        raise ValueError(
+            f"embed={kind!r} cannot replace the embedding of {type(model).__name__}: "
+            "progressive sampling holds the first layers of its transformer"
+        )
+    weight = next(old.proj.parameters())
     new = TokenEmbed(
         kind,
         old.img_size,
         old.patch_size,
-        old.proj.in_channels,
-        old.proj.out_channels,
+        old.in_chans if isinstance(old, TokenEmbed) else old.proj.in_channels,
+        old.embed_dim if isinstance(old, TokenEmbed) else old.proj.out_channels,
         output_fmt=None if old.flatten else str(old.output_fmt.value),
         strict_img_size=old.strict_img_size,
-        device=old.proj.weight.device,
-        dtype=old.proj.weight.dtype,
+        device=weight.device,
+        dtype=weight.dtype,
     )
-    new.norm = norm
+    new.norm = old.norm
     model.patch_embed = new  # type: ignore[union-attr]

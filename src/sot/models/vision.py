@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.models.embedding import TokenEmbed, choose_reduction
+from sot.models.progressive_sampling import share_layers
 
 __all__ = ["SecondOrderTransformer", "sinusoid_positions"]
 
@@ -47,7 +48,8 @@ class SecondOrderTransformer(VisionTransformer):
     """SoT: token embedding, class token, fixed sinusoid positions, pre-norm blocks, second-order head.
 
     Args:
-        embed: Token embedding: densenet, resnet, inception, nonlocal or naive.
+        embed: Token embedding: densenet, resnet, inception, nonlocal or naive; t2t or t2t_transformer; or ps, with
+            which the first four layers (or all but one, if that is less) sample the tokens.
         head: HeadConfig, or a dictionary of its fields.
         patch_size: How many times the embedding reduces the image; None keeps about 14×14 tokens.
         num_classes: With 0 and no `head`, the model returns its class token and has no head at all;
@@ -79,6 +81,8 @@ class SecondOrderTransformer(VisionTransformer):
             embed_layer=partial(TokenEmbed, embed),
             **kwargs,
         )
+        if embed == "ps":
+            share_layers(self)
         del self.pos_embed  # None: a buffer takes its name
         self.register_buffer("pos_embed", None, persistent=False)
         self.init_non_persistent_buffers()
