@@ -19,9 +19,10 @@ from transformers import (
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 
 from sot.core.head import HeadConfig, SecondOrderHead, init_linear
+from sot.models.branched import build_head, heads_of
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding import replace_embedding
-from sot.models.tokens import FETCH, Layout, Tokens, remove_unused, split, timm_features
+from sot.models.tokens import FETCH, Layout, Tokens, remove_unused, split_branches, timm_features
 
 
 def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
@@ -62,12 +63,13 @@ class SoTPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.backbone = build_backbone(config.backbone_config, config.class_pooler)
-        self.layout = Layout(**config.layout) if config.layout else None
+        self.layout = Layout.from_dict(config.layout) if config.layout else None
         if config.embed is not None:
             replace_embedding(self.body, config.embed)
         if self.layout is not None:
             remove_unused(self.body, self.layout.unused)
-        self.classifier = SecondOrderHead(config.hidden_size, config.num_labels, HeadConfig(**(config.head or {})))
+        head = HeadConfig(**(config.head or {}))
+        self.classifier = build_head(config.hidden_size, config.num_labels, head, self.layout)
         self.processor: Any = None  # image processor or tokenizer, saved beside the weights
         self._tied_weights_keys = shared_weights(self.backbone, "backbone.")
         self.supports_gradient_checkpointing = self.backbone.supports_gradient_checkpointing
@@ -120,23 +122,29 @@ class SoTPreTrainedModel(PreTrainedModel):
         return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
 
     def classify(self, tokens: Tokens, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
-        """Loss, if there are labels, and logits."""
+        """Loss, if there are labels, and logits: the sum of those of all branches of the backbone."""
         dtype = next(self.classifier.parameters()).dtype  # it may be float32 above a backbone in half precision
-        class_token = None if tokens.class_token is None else tokens.class_token.to(dtype)
-        parts = self.classifier.represent(class_token, tokens.word_tokens.to(dtype), tokens.mask)
-        branches = self.classifier.branches(*parts)
-        logits = self.classifier.merge(branches)
-        return None if labels is None else self.compute_loss(branches, logits, labels), logits
+        heads = heads_of(self.classifier)
+        predictions = [_predict(head, own, dtype) for head, own in zip(heads, (tokens, *tokens.branches), strict=True)]
+        merged = [head.merge(prediction) for head, prediction in zip(heads, predictions)]
+        logits = merged[0] if len(merged) == 1 else torch.stack(merged).sum(0)
+        return None if labels is None else self.compute_loss(predictions, logits, labels), logits
 
-    def compute_loss(self, branches: list[Tensor], logits: Tensor, labels: Tensor) -> Tensor:
-        """By `problem_type`; by default cross-entropy, of class indices or of probabilities."""
+    def compute_loss(self, predictions: list[list[Tensor]], logits: Tensor, labels: Tensor) -> Tensor:
+        """By `problem_type`; by default cross-entropy, of class indices or of probabilities, averaged over branches."""
         problem = self.config.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
         if problem == "regression":
             return F.mse_loss(logits.float(), labels.view_as(logits).float())
         if problem == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
         target = labels.to(logits.dtype) if labels.is_floating_point() else labels.view(-1)
-        return self.classifier.loss(branches, target, self.config.label_smoothing)
+        losses = [self.classifier.loss(prediction, target, self.config.label_smoothing) for prediction in predictions]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+
+def _predict(head: SecondOrderHead, tokens: Tokens, dtype: torch.dtype) -> list[Tensor]:
+    class_token = None if tokens.class_token is None else tokens.class_token.to(dtype)
+    return head.branches(*head.represent(class_token, tokens.word_tokens.to(dtype), tokens.mask))
 
 
 class SoTForImageClassification(SoTPreTrainedModel):
@@ -155,8 +163,7 @@ class SoTForImageClassification(SoTPreTrainedModel):
             outputs = self.backbone(pixel_values, return_dict=True, **self._fixed(pixel_values), **kwargs)
         pixels = pixel_values.to(self.backbone.dtype)
         features = timm_features(self.body, pixels) if fetch else outputs.last_hidden_state
-        norm = None if self.layout.norm is None else self.body.get_submodule(self.layout.norm)
-        return split(features, self.layout, norm, size), outputs
+        return split_branches(features, self.layout, self.body, size), outputs
 
     def _fixed(self, pixel_values: Tensor) -> dict[str, Any]:
         """timm's pooling is left out; ViT-MAE shuffles its patches by random noise: give it an order instead."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,16 @@ from torch import Tensor, nn
 
 @dataclass
 class Tokens:
-    """What a head reads: class token `(batch, dim)` or None, words `(batch, tokens, dim)`, their mask and grid."""
+    """What a head reads: class token `(batch, dim)` or None, words `(batch, tokens, dim)`, their mask and grid.
+
+    `branches` has the tokens of a backbone's further branches, each for a head of its own.
+    """
 
     class_token: Tensor | None
     word_tokens: Tensor
     mask: Tensor | None = None
     grid: tuple[int, int] | None = None
+    branches: list[Tokens] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Layout:
 
     `norm` names the backbone's own normalisation that its features have not passed yet; `needs_norm` says that there is
     none, before or after them, so that one belongs in front of the head; `unused` names what is left of its classifier,
-    which would otherwise sit in the model without a gradient.
+    which would otherwise sit in the model without a gradient; `branches` are the layouts of further branches.
     """
 
     dim: int
@@ -48,13 +52,35 @@ class Layout:
     norm: str | None = None
     unused: list[str] = field(default_factory=list)
     needs_norm: bool = False
+    branches: list[Layout] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dictionary for a configuration file."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value or name != "branches"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Layout:
+        """The inverse of `to_dict`."""
+        return cls(**{**values, "branches": [cls(**branch) for branch in values.get("branches", [])]})
 
 
 # --- the rule ----------------------------------------------------------------------------------------------
+
+
+def split_branches(features: Any, layout: Layout, model: nn.Module, image_size: tuple[int, int]) -> Tokens:
+    """Features of all branches of a backbone to tokens, with the norms they still lack."""
+    layouts = [layout, *layout.branches]
+    first, *others = (
+        split(part, own, None if own.norm is None else model.get_submodule(own.norm), image_size)
+        for part, own in zip(as_branches(features), layouts, strict=True)
+    )
+    first.branches = others
+    return first
+
+
+def as_branches(features: Any) -> tuple[Any, ...]:
+    """Features as one entry for each branch."""
+    return features if isinstance(features, tuple) else (features,)
 
 
 def split(features: Tensor, layout: Layout, norm: nn.Module | None, image_size: tuple[int, int]) -> Tokens:
@@ -105,8 +131,15 @@ def gemma_features(model: Any, image: Tensor) -> Tensor:
     return encoder._encode(embedded, positions, torch.zeros(1, dtype=torch.bool, device="cpu"))
 
 
-FETCH: dict[str, Callable[[Any, Tensor], Tensor]] = {  # class of the model, and how its tokens are had
+def conformer_features(model: Any, image: Tensor) -> tuple[Tensor, Tensor]:
+    """Conformer's two branches: tokens, and a map."""
+    tokens, cells = model.forward_features(image)
+    return tokens, cells
+
+
+FETCH: dict[str, Callable[[Any, Tensor], Any]] = {  # class of the model, and how its tokens are had
     "PoolingVisionTransformer": pit_features,
+    "Conformer": conformer_features,
     "Gemma4VitClassifier": gemma_features,
     "Gemma4VitEncoder": gemma_features,
 }
@@ -143,11 +176,24 @@ def find_layout(model: nn.Module, features: Callable[[], Any], format: str | Non
     output = features()
     for hook in hooks:
         hook.remove()
-    if not isinstance(output, Tensor) or output.ndim not in (3, 4):
-        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        why = REFUSED.get(name, f"its features are {shape}, not tokens (batch, tokens, dim) or a map")
-        raise ValueError(f"{name} has no word tokens to pool: {why}")
-    idle = idle_parameters(model, output)
+    outputs = as_branches(output) if name in FETCH else (output,)
+    for part in outputs:
+        if not isinstance(part, Tensor) or part.ndim not in (3, 4):
+            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            why = REFUSED.get(name, f"its features are {shape}, not tokens (batch, tokens, dim) or a map")
+            raise ValueError(f"{name} has no word tokens to pool: {why}")
+    idle = set.intersection(*(idle_parameters(model, part) for part in outputs))
+    first, *others = (branch_layout(model, part, idle, called, format, num_prefix) for part in outputs)
+    normed = tuple(f"{layout.norm}." for layout in (first, *others) if layout.norm is not None)
+    unused = unused_modules(model, {parameter for parameter in idle if not parameter.startswith(normed)})
+    return replace(first, unused=unused, branches=others)
+
+
+def branch_layout(
+    model: nn.Module, output: Tensor, idle: set[str], called: set[nn.Module], format: str | None, num_prefix: int | None
+) -> Layout:
+    """The layout of what one branch of the model returned."""
+    name = type(model).__name__
     class_tokens = [p for n, p in model.named_parameters() if _last(n).startswith("cls_token") and n not in idle]
     if num_prefix is None:  # CaiT, XCiT, PiT and others do not say: count what their class token parameter holds
         num_prefix = class_tokens[-1].shape[1] if class_tokens else 0
@@ -164,7 +210,6 @@ def find_layout(model: nn.Module, features: Callable[[], Any], format: str | Non
         has_class_token=sequence and bool(class_tokens),
         num_prefix_tokens=num_prefix if sequence else 0,
         norm=norm,
-        unused=unused_modules(model, {name for name in idle if norm is None or not name.startswith(f"{norm}.")}),
         needs_norm=norm is None and (name in WITHOUT_NORM or switched_off),
     )
 

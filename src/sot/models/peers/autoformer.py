@@ -1,7 +1,7 @@
 """AutoFormer: vision transformers found by search, each layer with heads and MLP of its own (Chen et al., ICCV 2021).
 
-Relative positions on keys and values are the sum of a vertical and a horizontal encoding. The authors publish supernets;
-`slice_supernet` cuts the searched models out of them.
+Relative positions on keys and values are the sum of a vertical and a horizontal encoding. The authors publish
+supernets; `slice_supernet` cuts the searched models out of them.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class RelativePosition(nn.Module):
         """`Σⱼ attention[i, j] · encoding[i, j]`, as `(batch, heads, tokens, dim)`."""
         rows, columns, of_class = self.tables()
         batch, heads, _, _ = attention.shape
-        words = attention[:, :, 1:, 1:].reshape(
-            batch, heads, self.grid[0], self.grid[1], self.grid[0], self.grid[1]
-        )
+        words = attention[:, :, 1:, 1:].reshape(batch, heads, self.grid[0], self.grid[1], self.grid[0], self.grid[1])
         between = torch.einsum("bhrck,rkd->bhrcd", words.sum(-1), rows)
         between = (between + torch.einsum("bhrck,ckd->bhrcd", words.sum(-2), columns)).flatten(2, 3)
         below = between + attention[:, :, 1:, :1] * of_class
@@ -116,9 +114,7 @@ class SearchedBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attn_layer_norm = LayerNorm(dim, eps=1e-5)
-        self.attn = SearchedAttention(
-            dim, num_heads, grid, qkv_bias=qkv_bias, attn_drop=attn_drop, proj_drop=proj_drop
-        )
+        self.attn = SearchedAttention(dim, num_heads, grid, qkv_bias=qkv_bias, attn_drop=attn_drop, proj_drop=proj_drop)
         self.ffn_layer_norm = LayerNorm(dim, eps=1e-5)
         self.fc1 = nn.Linear(dim, int(dim * mlp_ratio))
         self.fc2 = nn.Linear(int(dim * mlp_ratio), dim)

@@ -1,8 +1,8 @@
 """iRPE: DeiT with contextual relative positions, by the product method (Wu et al., ICCV 2021).
 
 Offsets between two cells fall into 7×7 buckets, rows and columns each by a piecewise index, and the class token has one
-more. Each bucket has an encoding that the queries ("k"), the keys ("q") or the attention ("v") meet. Parameter names and
-shapes are those of the authors' checkpoints.
+more. Each bucket has an encoding that the queries ("k"), the keys ("q") or the attention ("v") meet. Parameter names
+and shapes are those of the authors' checkpoints.
 """
 
 from __future__ import annotations

@@ -58,9 +58,7 @@ class SpatialReductionAttention(nn.Module):
         key_value = self.kv(source).reshape(batch, -1, 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
         key, value = key_value.unbind(0)  # (batch, heads, tokens / reduction², head_dim)
         if self.fused_attn:
-            x = F.scaled_dot_product_attention(
-                query, key, value, dropout_p=self.attn_drop.p if self.training else 0.0
-            )
+            x = F.scaled_dot_product_attention(query, key, value, dropout_p=self.attn_drop.p if self.training else 0.0)
         else:
             attention = (query * self.head_dim**-0.5) @ key.transpose(-2, -1)
             x = self.attn_drop(attention.softmax(-1)) @ value
