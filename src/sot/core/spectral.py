@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sot.core import simd
 from sot.core.checks import check_exponent, check_matrix
-from sot.core.precision import at_least_float32, autocast_off
+from sot.core.precision import at_least_float32, autocast_off, is_eager
 
 SLOPE_EPS = 1e-5  # below this share of λ₁ a singular value counts as zero for the gradient: docs/normalization.md
 LEFT_EPS = 1e-7  # the rounding of float32: below this share of λ₁ QᵀQ does not determine the left singular vector
@@ -44,30 +45,30 @@ def _power(left: Tensor, values: Tensor, right: Tensor, exponent: float) -> Tens
 
 
 def _root_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`_slopes` for α = ½ without powers of pairs: with s = (λ²+ε²)^¼ every difference of powers factors.
+    """`_any_slopes` for α = ½ without powers of pairs: with s = (λ²+ε²)^¼ every difference of powers factors.
 
     A = (s²+t²+st + ε²/st) / ((s+t)(s²+t²)), B = -λμ / (st(s+t)(s²+t²)), where t and μ belong to the other index.
     """
     root = (unit.square() + eps**2).sqrt().sqrt()
     square, small, share = root.square(), eps / root, unit / root
-    columns = root.unsqueeze(-1)
-    both = square.unsqueeze(-1) + square.unsqueeze(-2)
-    inverse = both.mul(columns + root.unsqueeze(-2)).reciprocal_()
-    same = both.addcmul_(columns, root.unsqueeze(-2)).addcmul_(small.unsqueeze(-1), small.unsqueeze(-2)).mul_(inverse)
-    swapped = inverse.mul_(share.unsqueeze(-1)).mul_(share.unsqueeze(-2)).neg_()
+    columns = root.unsqueeze(2)
+    both = square.unsqueeze(2) + square.unsqueeze(1)
+    inverse = both.mul(columns + root.unsqueeze(1)).reciprocal_()
+    same = both.addcmul_(columns, root.unsqueeze(1)).addcmul_(small.unsqueeze(2), small.unsqueeze(1)).mul_(inverse)
+    swapped = inverse.mul_(share.unsqueeze(2)).mul_(share.unsqueeze(1)).neg_()
     return same, swapped
 
 
-def _slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
-    """Divided differences `A` and `B (..., k, k)` of the smooth power `f(λ) = λ g(λ)`, `g = (λ² + ε²)^((α-1)/2)`.
+def _any_slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
+    """Divided differences `A`, `B (batch, k, k, ...)` of the smooth power `f(λ) = λ g(λ)`, `g = (λ² + ε²)^((α-1)/2)`.
 
     A = (E+F)/2 and B = (E-F)/2 of E = (fᵢ-fⱼ)/(λᵢ-λⱼ) and F = (fᵢ+fⱼ)/(λᵢ+λⱼ), so that E∘sym(T) + F∘anti(T) =
     A∘T + B∘Tᵀ. No case is special: with a >= b and z = (a²-b²)/(b²+ε²), E = g(a) + b(a+b) g(b)/(b²+ε²) ·
     ((1+z)^β - 1)/z, whose last factor tends to β on ties.
     """
     beta = (exponent - 1) / 2
-    a = torch.maximum(unit.unsqueeze(-1), unit.unsqueeze(-2))
-    b = torch.minimum(unit.unsqueeze(-1), unit.unsqueeze(-2))
+    a = torch.maximum(unit.unsqueeze(2), unit.unsqueeze(1))
+    b = torch.minimum(unit.unsqueeze(2), unit.unsqueeze(1))
     b_square = b.square() + eps**2
     z = (a - b) * (a + b) / b_square
     tie = z == 0
@@ -75,10 +76,23 @@ def _slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
     difference = (a.square() + eps**2).pow(beta) + b * (a + b) * b_square.pow(beta - 1) * growth
 
     weighted = unit * (unit.square() + eps**2).pow(beta)
-    total = unit.unsqueeze(-1) + unit.unsqueeze(-2)
-    mean = (weighted.unsqueeze(-1) + weighted.unsqueeze(-2)) / torch.where(total == 0, 1, total)
+    total = unit.unsqueeze(2) + unit.unsqueeze(1)
+    mean = (weighted.unsqueeze(2) + weighted.unsqueeze(1)) / torch.where(total == 0, 1, total)
     mean = torch.where(total == 0, eps ** (2 * beta), mean)
     return (difference + mean) / 2, (difference - mean) / 2
+
+
+def _slopes(values: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Of singular values `(batch, k, ...)`: A, B, what is left of f(λ)/λ at each, the scale, and λ/λ₁.
+
+    All is computed on λ/λ₁, so that no scale can overflow; a zero matrix has no direction to shrink along.
+    """
+    largest = values.amax(1, keepdim=True)
+    alive = largest > torch.finfo(values.dtype).tiny
+    unit = values / torch.where(alive, largest, 1)
+    same, swapped = _root_slopes(unit, eps) if exponent == 0.5 else _any_slopes(unit, exponent, eps)
+    ratio = (unit.square() + eps**2).pow((exponent - 1) / 2)
+    return same, swapped, ratio, torch.where(alive, largest.pow(exponent - 1), 0), unit
 
 
 class _SpectralPower(torch.autograd.Function):
@@ -96,13 +110,8 @@ class _SpectralPower(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         left, values, right = ctx.saved_tensors
         with autocast_off(grad):
-            # All is computed on λ/λ₁, so that no scale can overflow; a zero matrix has no direction to shrink along.
-            largest = values.amax(-1, keepdim=True)
-            alive = largest > torch.finfo(values.dtype).tiny
-            unit = values / torch.where(alive, largest, 1)
-            grad = grad * torch.where(alive, largest.pow(ctx.exponent - 1), 0).unsqueeze(-1)
-
-            same, swapped = _root_slopes(unit, ctx.eps) if ctx.exponent == 0.5 else _slopes(unit, ctx.exponent, ctx.eps)
+            same, swapped, ratio, scale, unit = _slopes(values, ctx.exponent, ctx.eps)
+            grad = grad * scale.unsqueeze(-1)
             if ctx.gram:
                 left = left * (unit > LEFT_EPS).unsqueeze(-2)
             mapped = torch.bmm(grad, right.mT)  # G V
@@ -111,12 +120,29 @@ class _SpectralPower(torch.autograd.Function):
                 inner = (inner + inner.mT) / 2
             middle = same.mul_(inner).addcmul_(swapped, inner.mT)
             if ctx.gram or grad.shape[-2] > grad.shape[-1]:
-                ratio = (unit.square() + ctx.eps**2).pow((ctx.exponent - 1) / 2)
                 outside = torch.baddbmm(mapped, left, inner, alpha=-1) * ratio.unsqueeze(-2)  # what U does not span
                 result = torch.baddbmm(outside, left, middle)
             else:
                 result = torch.bmm(left, middle)
         return torch.bmm(result, right), None, None, None, None
+
+
+class _LanePower(torch.autograd.Function):
+    """`_SpectralPower` of float32 on a CPU by compiled kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, exponent: float, eps: float) -> Tensor:
+        out, *kept = simd.power(matrix, exponent, LEFT_EPS)
+        ctx.save_for_backward(*kept)
+        ctx.exponent, ctx.eps = exponent, eps
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        left, values, right = ctx.saved_tensors
+        *slopes, _ = _slopes(values, ctx.exponent, ctx.eps)
+        return simd.pull_back(grad, left, right, *slopes), None, None
 
 
 def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool) -> Tensor:
@@ -132,7 +158,11 @@ def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool
         gram = full.dtype == torch.float32 and full.device.type == "cpu" and eps >= SLOPE_EPS and not symmetric
         with autocast_off(full):
             flat = full.reshape(-1, full.shape[-2], full.shape[-1])
-            result = _SpectralPower.apply(flat, exponent, eps, symmetric, gram).view(full.shape)
+            if gram and is_eager() and simd.is_possible(flat):
+                result = _LanePower.apply(flat, exponent, eps)
+            else:
+                result = _SpectralPower.apply(flat, exponent, eps, symmetric, gram)
+            result = result.view(full.shape)
     if wide:
         result = result.mT
     return result.to(matrix.dtype)

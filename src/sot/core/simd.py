@@ -1,0 +1,81 @@
+"""svPN of many small float32 matrices on a CPU, eight abreast in SIMD lanes: the way to the kernels, if numba is there.
+
+Blocks are `(groups, ..., LANES)`: the eight matrices of a group side by side, rows and columns padded to even numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MAX_COLUMNS = 64
+GROUPS_A_THREAD = 4  # fewer are done before the thread has started
+
+
+@functools.cache
+def kernels() -> ModuleType | None:
+    """The compiled kernels, or nothing without numba (`pip install second-order-transformer[fast]`).
+
+    Compiled for some seconds the first time on a machine, and kept beside the package or in the user's cache.
+    """
+    try:
+        return importlib.import_module("sot.core.simd_kernels")
+    except ImportError:
+        return None
+
+
+def is_possible(matrix: Tensor) -> bool:
+    """Whether a batch `(batch, m >= n, n)` that torch would compute here and now can be given to the kernels."""
+    plain = type(matrix) is Tensor and matrix.dtype == torch.float32 and matrix.device.type == "cpu"
+    watched = torch._C._len_torch_dispatch_stack() > 0  # whoever counts or fakes operations would not see ours
+    return plain and not watched and matrix.shape[-1] <= MAX_COLUMNS and kernels() is not None
+
+
+def _even(number: int) -> int:
+    return number + number % 2
+
+
+def _arrays(*blocks: Tensor) -> tuple[Any, ...]:
+    return tuple(block.contiguous().flatten(1).numpy() for block in blocks)
+
+
+def _on_threads(run: Callable[[tuple[int, int]], None], groups: int) -> None:
+    """Call with ranges of groups, one for each thread that torch may use: the kernels let go of the interpreter."""
+    threads = min(torch.get_num_threads(), groups // GROUPS_A_THREAD)
+    if threads < 2:
+        run((0, groups))
+        return
+    bounds = [groups * k // threads for k in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(run, itertools.pairwise(bounds)))
+
+
+def power(matrix: Tensor, exponent: float, left_eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`U diag(λ^α) Vᵀ`, and blocks of U, λ and V; uᵢ is zero where λᵢ is below `left_eps` of the largest."""
+    module = kernels()
+    assert module is not None
+    rows, columns, lanes = _even(matrix.shape[1]), _even(matrix.shape[2]), module.LANES
+    groups = -(-len(matrix) // lanes)
+    left, right = matrix.new_empty(groups, rows, columns, lanes), matrix.new_empty(groups, columns, columns, lanes)
+    values, out = matrix.new_empty(groups, columns, lanes), torch.empty_like(matrix)
+    source, target, kept = matrix.numpy(), out.numpy(), _arrays(left, values, right)
+    _on_threads(lambda part: module.power(source, exponent, left_eps, target, kept, part), groups)
+    return out, left, values, right
+
+
+def pull_back(grad: Tensor, left: Tensor, right: Tensor, *slopes: Tensor) -> Tensor:
+    """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`; the slopes are A, B, ratio and scale."""
+    module = kernels()
+    assert module is not None
+    out = torch.empty_like(grad)
+    source, target, kept, blocks = grad.numpy(), out.numpy(), _arrays(left, right), _arrays(*slopes)
+    _on_threads(lambda part: module.pull_back(source, kept, blocks, target, part), len(left))
+    return out

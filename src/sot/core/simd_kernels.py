@@ -1,0 +1,224 @@
+"""svPN and its gradient with eight matrices abreast, one in each lane of a SIMD register, compiled by numba.
+
+A block is a flat array: element (i, j) of the eight matrices of a group lies at `(i * stride + j) * LANES`. Rows and
+columns are padded to an even number with zeros. Loaded by `sot.core.simd` where numba is installed.
+Numba's cache watches this file alone: touch it after a change to `simd_eigh.py` or `simd_lanes.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from sot.core.simd_eigh import accumulate, diagonalize, tridiagonalize
+from sot.core.simd_lanes import (
+    LANES,
+    fill,
+    kernel,
+    load,
+    root,
+    routine,
+    select,
+    store,
+    to_double,
+    to_single,
+    zeros_like,
+)
+
+Array = Any
+Register = Any
+
+# --- blocks -------------------------------------------------------------------------------------------------
+
+
+@routine
+def pack(tensor: Array, first: int, block: Array, stride: int) -> None:
+    """Interleave `LANES` matrices from the `first` on; those past the end are zero."""
+    count, rows, columns = tensor.shape
+    lanes = min(LANES, count - first)
+    if lanes < LANES or rows % 2 or columns % 2:
+        block[:] = 0
+    for i in range(rows):
+        for j in range(columns):
+            at = (i * stride + j) * LANES
+            for lane in range(lanes):
+                block[at + lane] = tensor[first + lane, i, j]
+
+
+@routine
+def unpack(block: Array, stride: int, tensor: Array, first: int) -> None:
+    """The inverse of `pack`."""
+    count, rows, columns = tensor.shape
+    lanes = min(LANES, count - first)
+    for i in range(rows):
+        for j in range(columns):
+            at = (i * stride + j) * LANES
+            for lane in range(lanes):
+                tensor[first + lane, i, j] = block[at + lane]
+
+
+@routine
+def multiply(
+    out: Array, a: Array, a_strides: tuple[int, int], b: Array, b_strides: tuple[int, int], shape: tuple[int, int, int]
+) -> None:
+    """`out = a b`, two rows and two columns at a time; a transposed factor has its strides swapped.
+
+    The `shape` is that of the product and what is summed over, last.
+    """
+    zero = zeros_like(out)
+    rows, columns, inner = shape
+    a_row, a_inner = a_strides[0] * LANES, a_strides[1] * LANES
+    b_inner, b_column = b_strides[0] * LANES, b_strides[1] * LANES
+    for i in range(0, rows, 2):
+        for j in range(0, columns, 2):
+            c00, c01, c10, c11 = zero, zero, zero, zero
+            x, y = i * a_row, j * b_column
+            for _ in range(inner):
+                a0, a1 = load(a, x), load(a, x + a_row)
+                b0, b1 = load(b, y), load(b, y + b_column)
+                c00 = c00 + a0 * b0
+                c01 = c01 + a0 * b1
+                c10 = c10 + a1 * b0
+                c11 = c11 + a1 * b1
+                x += a_inner
+                y += b_inner
+            at, below = (i * columns + j) * LANES, ((i + 1) * columns + j) * LANES
+            store(out, at, c00)
+            store(out, at + LANES, c01)
+            store(out, below, c10)
+            store(out, below + LANES, c11)
+
+
+# --- svPN ---------------------------------------------------------------------------------------------------
+
+
+@routine
+def unpack_finite(block: Array, out: Array) -> Register:
+    """The block in float64, and NaN in each lane with a number that is not finite, where zeros stand for them all."""
+    zero = fill(0.0)
+    poison = zero
+    for at in range(0, block.size, LANES):
+        poison = poison + to_double(load(block, at)) * zero
+    for at in range(0, block.size, LANES):
+        store(out, at, select(poison == zero, to_double(load(block, at)), zero))
+    return poison
+
+
+@routine
+def measure(images: Array, rows: int, columns: int, poison: Register, lengths: Array) -> Register:
+    """Lengths of the columns λᵢuᵢ; the largest."""
+    largest = fill(0.0)
+    for j in range(columns):
+        total = fill(0.0)
+        for i in range(rows):
+            x = load(images, (i * columns + j) * LANES)
+            total = total + x * x
+        total = root(total) + poison
+        store(lengths, j * LANES, total)
+        largest = select(largest < total, total, largest)
+    return largest
+
+
+@routine
+def weigh(lengths: Array, exponent: float, smallest: Register, powers: Array, inverses: Array) -> None:
+    """λ^(α-1), and 1/λ or zero below the smallest."""
+    zero, one = fill(0.0), fill(1.0)
+    if exponent != 0.5:
+        for k in range(lengths.size):
+            powers[k] = lengths[k] ** exponent
+    for at in range(0, lengths.size, LANES):
+        length = load(lengths, at)
+        inverse = one / select(length == zero, one, length)
+        power = root(length) if exponent == 0.5 else load(powers, at)
+        store(powers, at, power * inverse)
+        store(inverses, at, select(smallest < length, inverse, zero))
+
+
+@routine
+def scale_columns(block: Array, factors: Array, out: Array) -> None:
+    """Columns times factors, rounded to float32."""
+    for row in range(0, block.size, factors.size):
+        for at in range(0, factors.size, LANES):
+            store(out, row + at, to_single(load(block, row + at) * load(factors, at)))
+
+
+@routine
+def round_to_single(block: Array, out: Array) -> None:
+    """The block in float32."""
+    for at in range(0, block.size, LANES):
+        store(out, at, to_single(load(block, at)))
+
+
+BATCH = numba.float32[:, :, :]
+PAIR, TRIPLE, QUADRUPLE = (numba.types.UniTuple(numba.float32[:, ::1], count) for count in (2, 3, 4))  # of blocks
+GROUPS = numba.types.UniTuple(numba.intp, 2)
+
+
+@kernel(numba.void(BATCH, numba.float64, numba.float64, BATCH, TRIPLE, GROUPS))
+def power(
+    matrix: Array, exponent: float, left_eps: float, out: Array, kept: tuple[Array, ...], groups: tuple[int, int]
+) -> None:
+    """`out = U diag(λ^α) Vᵀ` for a range of groups; `kept` takes their U, λ and V, in turns if it has room for fewer.
+
+    V comes from QᵀQ in float64, λᵢ is ‖Qvᵢ‖ and uᵢ = Qvᵢ/λᵢ, or zero for λᵢ below `left_eps` of the largest.
+    """
+    n = matrix.shape[2]
+    rows, columns = matrix.shape[1] + matrix.shape[1] % 2, n + n % 2
+    size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
+    packed, scaled = np.empty(size, np.float32), np.empty(size, np.float32)
+    q, images = np.empty(size, np.float64), np.empty(size, np.float64)
+    gram, v = np.empty(square, np.float64), np.empty(square, np.float64)
+    diagonal, beside, lengths = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(line, np.float64)
+    work, more = np.empty(line, np.float64), np.empty(line, np.float64)
+    across, down = (columns, 1), (1, columns)
+    for group in range(groups[0], groups[1]):
+        slot = group % kept[0].shape[0]
+        left, values, right = kept[0][slot], kept[1][slot], kept[2][slot]
+        pack(matrix, group * LANES, packed, columns)
+        poison = unpack_finite(packed, q)
+        multiply(gram, q, down, q, across, (columns, columns, rows))
+        tridiagonalize(gram, n, columns, diagonal, beside, work, more)
+        accumulate(gram, n, columns, work, v, more)
+        diagonalize(diagonal, beside, n, v, columns, work, more)
+
+        multiply(images, q, across, v, across, (rows, columns, columns))
+        largest = measure(images, rows, columns, poison, lengths)
+        weigh(lengths, exponent, largest * fill(left_eps), work, more)
+        scale_columns(images, work, scaled)
+        scale_columns(images, more, left)
+        round_to_single(lengths, values)
+        round_to_single(v, right)
+        multiply(packed, scaled, across, right, down, (rows, columns, columns))
+        unpack(packed, columns, out, group * LANES)
+
+
+@kernel(numba.void(BATCH, PAIR, QUADRUPLE, BATCH, GROUPS))
+def pull_back(
+    grad: Array, kept: tuple[Array, ...], slopes: tuple[Array, ...], out: Array, groups: tuple[int, int]
+) -> None:
+    """`out = scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, for a range of groups."""
+    rows, columns = grad.shape[1] + grad.shape[1] % 2, grad.shape[2] + grad.shape[2] % 2
+    size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
+    packed, mapped, result = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
+    inner, middle = np.empty(square, np.float32), np.empty(square, np.float32)
+    across, down = (columns, 1), (1, columns)
+    for group in range(groups[0], groups[1]):
+        left, right = kept[0][group], kept[1][group]
+        same, swapped, ratio, scale = slopes[0][group], slopes[1][group], slopes[2][group], slopes[3][group]
+        pack(grad, group * LANES, packed, columns)
+        multiply(mapped, packed, across, right, across, (rows, columns, columns))
+        multiply(inner, left, down, mapped, across, (columns, columns, rows))
+        for i in range(columns):
+            for j in range(columns):
+                at, mirrored = (i * columns + j) * LANES, (j * columns + i) * LANES
+                x = (load(same, at) - load(ratio, j * LANES)) * load(inner, at)
+                store(middle, at, x + load(swapped, at) * load(inner, mirrored))
+        multiply(result, left, across, middle, across, (rows, columns, columns))
+        for row in range(0, size, line):
+            for at in range(0, line, LANES):
+                x = load(result, row + at) + load(mapped, row + at) * load(ratio, at)
+                store(result, row + at, x * load(scale, 0))
+        multiply(packed, result, across, right, down, (rows, columns, columns))
+        unpack(packed, columns, out, group * LANES)
