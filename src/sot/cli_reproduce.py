@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sot.cli_runs import console, errors, is_first_process, progress
+from sot.cli_runs import SetOption, console, errors, is_first_process, progress
 
 if TYPE_CHECKING:
     from sot.reproduce import Store, Unit, Where
@@ -27,7 +27,9 @@ def reproduce(
     model: Annotated[str | None, typer.Option(help="Model of rows that name none: --preset cpu of texts.")] = None,
     preset: Annotated[str, typer.Option(help="paper: its own settings; cpu: small ones.")] = "paper",
     rows: Annotated[str | None, typer.Option(help="Some rows, by number: 1,3-5.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Some tasks of texts: cola,rte.")] = None,
     seeds: Annotated[int, typer.Option(help="How many times each row is trained.", min=1)] = 3,
+    settings: SetOption = None,
     merge: Annotated[list[Path] | None, typer.Option(help="Take results of another --out; repeatable.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 0,
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.", min=1)] = None,
@@ -41,8 +43,8 @@ def reproduce(
     from sot import reproduce as tables
     from sot.run import show_bars_on_terminals_only
 
-    chosen = tables.load_table(table, preset)
-    wanted = tables.choose_rows(chosen, rows)
+    chosen = tables.load_table(table, preset, settings or [])
+    wanted = tables.choose_tasks(tables.choose_rows(chosen, rows), tasks)
     where = tables.Where(data, texts, imagenet_a, model)
     store = tables.Store(out)
     if dry_run and data is None:

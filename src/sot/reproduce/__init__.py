@@ -2,7 +2,7 @@
 
 from sot.reproduce.cost import Cost, estimate
 from sot.reproduce.report import as_markdown, as_picture, as_table, collect, write_report
-from sot.reproduce.tables import Row, TableOfPaper, choose_rows, load_table, table_names
+from sot.reproduce.tables import Row, TableOfPaper, choose_rows, choose_tasks, load_table, table_names
 from sot.reproduce.work import IMAGENET, Store, Unit, Where, do, lacks, plan
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "as_picture",
     "as_table",
     "choose_rows",
+    "choose_tasks",
     "collect",
     "do",
     "estimate",

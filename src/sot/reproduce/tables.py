@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from typing import Any
 
@@ -43,32 +43,44 @@ def table_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_table(name: str, preset: str) -> TableOfPaper:
-    """A table by its number in the paper, with the settings of the paper or those for one CPU."""
+def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfPaper:
+    """A table by its number in the paper, with its own settings or those for one CPU, and `key=value` changes."""
     if name not in table_names():
         raise ValueError(f"unknown table {name!r}; accepted: {', '.join(table_names())}")
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; accepted: {', '.join(PRESETS)}")
     values = yaml.safe_load((resources.files("sot") / "tables" / f"{name}.yaml").read_text())
-    rows = [_row(row, values, preset) for row in values["rows"] if row.get("only", preset) == preset]
+    rows = [_row(row, values, preset, settings) for row in values["rows"] if row.get("only", preset) == preset]
     return TableOfPaper(name, values["title"], values["columns"], rows, values.get("note", ""))
 
 
-def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str) -> Row:
+def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes: Sequence[str]) -> Row:
     recipe = load_recipe(row.get("recipe", table.get("recipes", {}).get(preset)))
     settings = {key: value for key, value in row.items() if key not in ROW_KEYS}
     before = asdict(recipe)
     merged = {key: {**before[key], **value} if isinstance(value, dict) else value for key, value in settings.items()}
-    changed = Recipe.from_dict({**before, **merged})
+    changed = Recipe.from_dict({**before, **merged}).changed(changes)
     model = row["model"] if "model" in row else table.get("model")
     return Row(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
+
+
+def choose_tasks(rows: Sequence[Row], wanted: str | None) -> list[Row]:
+    """The rows with some of their text tasks, such as `cola,rte`; all of them without a choice."""
+    if not wanted:
+        return list(rows)
+    chosen = [name.strip() for name in wanted.split(",")]
+    known = list(dict.fromkeys(task for row in rows for task in row.tasks))
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise ValueError(f"the rows have no task {unknown[0]!r}; they have: {', '.join(known) or 'none, but pictures'}")
+    return [replace(row, tasks=tuple(t for t in row.tasks if t in chosen)) for row in rows if row.tasks]
 
 
 def choose_rows(table: TableOfPaper, wanted: str | None) -> list[Row]:
     """Rows by their numbers, counted from 1, such as `1,3-5`; all of them without a choice."""
     if not wanted:
         return table.rows
-    chosen = []
+    chosen: list[Row] = []
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):

@@ -1,0 +1,273 @@
+"""The paper's tables: as data they agree with the models, and `sot reproduce` trains, resumes, merges and reports."""
+
+import csv
+import json
+import re
+import shutil
+
+import pytest
+import timm
+import torch
+from test_cli import sot
+from test_scale import TORCHRUN, launch
+
+from sot.core.head import HeadConfig
+from sot.models.complexity import count_parameters
+from sot.reproduce import Store, Where, choose_rows, choose_tasks, collect, do, estimate, load_table, plan, table_names
+from sot.reproduce.report import as_markdown
+
+TINY = [
+    *("--set", "epochs=2", "--set", "train_samples=96", "--set", "batch_size=32"),
+    *("--set", "model_args={embed: naive, patch_size: 8, embed_dim: 16, depth: 1, num_heads: 2}"),
+]
+SETTINGS = TINY[1::2]
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_can_be_read_and_its_rows_differ(name):
+    for preset in ("paper", "cpu"):
+        table = load_table(name, preset)
+        assert table.rows and len({row.name for row in table.rows}) == len(table.rows)
+        settings = [(row.model, row.recipe.head, row.recipe.embed, row.recipe.model_args) for row in table.rows]
+        assert all(settings.count(each) == 1 for each in settings), "two rows train the same"
+        for row in table.rows:
+            assert set(row.paper) <= set(table.columns) and set(row.tasks) <= set(table.columns)
+            assert (row.recipe.task == "text") == bool(row.tasks)
+
+
+@pytest.mark.parametrize("name", ["3a", "3b"])
+def test_parameters_the_paper_prints_are_those_of_the_rows(name):
+    for row in load_table(name, "paper").rows:
+        with torch.device("meta"):
+            model = timm.create_model(row.model, head=row.recipe.head, **row.recipe.model_args)
+        idle = 0.257 if row.recipe.head["fusion"] == "concat" else 0  # a layer the authors left in
+        assert count_parameters(model) / 1e6 + idle == pytest.approx(row.paper["params"], rel=0.01), row.name
+
+
+def test_the_presets_differ_in_the_recipe_and_not_in_the_heads():
+    for name in ("3b", "4a", "4b", "4c", "4d"):
+        paper, small = load_table(name, "paper"), load_table(name, "cpu")
+        for theirs, ours in zip(paper.rows, small.rows):
+            assert theirs.name == ours.name and theirs.recipe.epochs > ours.recipe.epochs
+            assert HeadConfig.from_dict(theirs.recipe.head) == HeadConfig.from_dict(ours.recipe.head)
+
+
+def test_rows_and_tasks_are_chosen():
+    table = load_table("3b", "cpu")
+    assert choose_rows(table, "2, 11-12") == [table.rows[1], table.rows[10], table.rows[11]]
+    for wanted in ("0", "15", "3-99", "a", "3-", "5-3"):
+        with pytest.raises(ValueError, match="rows"):
+            choose_rows(table, wanted)
+    rows = load_table("6", "cpu").rows
+    assert {row.tasks for row in choose_tasks(rows, "rte,cola")} == {("cola", "rte")}
+    with pytest.raises(ValueError, match=r"no task 'mnli'; they have: cola, rte"):
+        choose_tasks(rows, "mnli")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two seeds of two rows of table 1, trained by the command."""
+    out = tmp_path_factory.mktemp("reproduce")
+    result = sot(
+        *("reproduce", "1", "--preset", "cpu", "--data", "digits", "--seeds", 2, "--rows", "1,3"), *TINY, "--out", out
+    )
+    assert result.returncode == 0, result.stderr
+    return out, result
+
+
+def units_of(name, rows, seeds):
+    table = load_table(name, "cpu", SETTINGS)
+    return table, plan(choose_rows(table, rows), range(seeds), Where("digits"))
+
+
+def test_a_table_shows_ours_beside_the_papers(finished):
+    out, result = finished
+    _, units = units_of("1", "1,3", 2)
+    assert "1 of 4: ClassT, seed 0" in result.stderr and "4 of 4: ClassT+WordT, seed 1" in result.stderr
+    results = [json.loads((out / "results" / f"{unit.key}.json").read_text()) for unit in units]
+    assert len(list((out / "results").iterdir())) == 4
+    first = [100 * r["scores"]["accuracy"] for r in results[::2]]
+    with (out / "table-1.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["column"] == "accuracy"]
+    assert [row["row"] for row in rows] == ["ClassT", "ClassT+WordT"]
+    assert float(rows[0]["mean"]) == pytest.approx(sum(first) / 2) and rows[0]["paper"] == "72.2"
+    words = (out / "table-1.md").read_text()
+    assert f"| ClassT | {sum(first) / 2:.2f} ± " in words and "| 78.6 | +6.40 |" in words
+    assert (out / "table-1.png").read_bytes().startswith(b"\x89PNG")
+    assert results[0]["params"] < results[1]["params"] and results[0]["samples"] == 192
+
+
+def test_what_is_trained_is_not_trained_again_not_even_for_another_table(finished):
+    out, _ = finished
+    before = {file: file.stat().st_mtime_ns for file in (out / "results").iterdir()}
+    again = sot(
+        "reproduce", "3b", "--preset", "cpu", "--data", "digits", "--seeds", 2, "--rows", "1,11", *TINY, "--out", out
+    )
+    assert again.returncode == 0 and "of" not in again.stderr.split()
+    assert {file: file.stat().st_mtime_ns for file in (out / "results").iterdir()} == before
+    assert "–" not in re.search(r"\| class token \|([^|]*)", (out / "table-3b.md").read_text())[1]
+
+
+def test_an_interrupted_unit_goes_on_and_scores_the_same(finished, tmp_path):
+    out, _ = finished
+    table, units = units_of("4d", "5", 1)  # the third row of table 1
+    store, unit = Store(tmp_path), units[0]
+    shutil.copytree(Store(out).run(unit), store.run(unit))
+    checkpoints = sorted(store.run(unit).glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    shutil.rmtree(checkpoints[-1])  # as if it had ended after the first epoch
+    (store.run(unit) / "model.safetensors").unlink()
+    do(unit, store, Where("digits"))
+    result, whole = store.result(unit), Store(out).result(unit)
+    assert result["scores"]["accuracy"] == whole["scores"]["accuracy"] and result["resumed"] and not whole["resumed"]
+    speeds = [collect(table, units, Store(folder))[0][1]["speed"].ours for folder in (out, tmp_path)]
+    assert speeds == [[pytest.approx(192 / whole["cpu_seconds"])], []]
+
+
+def test_results_of_two_machines_are_merged(finished, tmp_path):
+    out, _ = finished
+    _, units = units_of("1", "1,3", 2)
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder, mine in ((here, units[::2]), (there, units[1::2])):
+        (folder / "results").mkdir(parents=True)
+        for unit in mine:
+            shutil.copy(out / "results" / f"{unit.key}.json", folder / "results")
+    merged = sot(
+        "reproduce",
+        "1",
+        "--preset",
+        "cpu",
+        "--data",
+        "digits",
+        "--seeds",
+        2,
+        "--rows",
+        "1,3",
+        *TINY,
+        "--out",
+        here,
+        "--merge",
+        there,
+        "--report",
+    )
+    assert merged.returncode == 0 and "2 results taken" in merged.stdout
+    assert (here / "table-1.md").read_text() == (out / "table-1.md").read_text()
+    refused = sot(
+        "reproduce", "1", "--preset", "cpu", "--data", "digits", "--out", here, "--merge", tmp_path, "--report"
+    )
+    assert refused.returncode == 2 and "no folder results" in refused.stderr
+
+
+def test_a_key_tells_apart_what_differs_and_nothing_else():
+    _, units = units_of("4d", None, 2)
+    assert len({unit.key for unit in units}) == len(units) == 12
+    _, shared = units_of("4c", "2,4", 2)
+    assert {unit.key for unit in shared} <= {unit.key for unit in units}
+    spelled_out = load_table("4d", "cpu", [*SETTINGS, "weight_decay=0.03", "head.exponent=0.5"])
+    assert {unit.key for unit in plan(spelled_out.rows, range(2), Where("digits"))} == {unit.key for unit in units}
+    other = load_table("4d", "cpu", [*SETTINGS, "lr=1e-5", "min_lr=0"])
+    assert not {unit.key for unit in plan(other.rows, range(2), Where("digits"))} & {unit.key for unit in units}
+
+
+def test_an_empty_table_is_a_table_of_dashes(tmp_path):
+    table, units = units_of("4d", None, 1)
+    words = as_markdown(table, collect(table, units, Store(tmp_path)))
+    assert "| svPN exact | – | – | 76.13 | +1.31 |" in words and "over no seeds" in words
+
+
+def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):
+    result = sot(
+        "reproduce",
+        "4d",
+        "--preset",
+        "cpu",
+        "--data",
+        "digits",
+        "--seeds",
+        2,
+        "--rows",
+        "1-2",
+        *TINY,
+        "--out",
+        tmp_path / "o",
+        "--dry-run",
+    )
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"none +│ pictures │ +2 │ +12 │", result.stdout) and not (tmp_path / "o").exists()
+    _, units = units_of("4d", "1", 1)
+    cost = estimate(units[0], Where("digits"))
+    assert cost.steps == 6 and cost.hours > 0
+    words = 2 * 2 * 6 * 14 * 16 * 16 * 3  # one of the products alone, forward and backward, for 16 words
+    assert cost.macs > 192 * words / 4
+
+
+def test_dry_run_of_the_paper_needs_no_data():
+    result = sot("reproduce", "4d", "--rows", "6", "--seeds", 1, "--dry-run", "--set", "model_args={embed: naive}")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"svPN exact +│ pictures │ +1 │ +388,120 │", result.stdout), (
+        result.stdout
+    )  # 310 × ⌈1,281,167 / 1,024⌉
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A folder with one small task."""
+    folder = tmp_path / "glue" / "CoLA"
+    folder.mkdir(parents=True)
+    lines = [f"x\t{number % 2}\t\tthe {'cat sleeps' if number % 2 else 'cats sleeps'}" for number in range(16)]
+    for split in ("train", "dev"):
+        (folder / f"{split}.tsv").write_text("\n".join(lines))
+    return folder.parent
+
+
+def test_texts_too(texts, tmp_path, stand_ins):
+    small = ("--set", "epochs=1", "--set", "batch_size=8", "--seeds", 1, "--out", tmp_path / "out")
+    words = ("reproduce", "6", "--preset", "cpu", "--texts", texts, "--tasks", "cola", *small)
+    assert "needs --model" in sot(*words).stderr
+    named = ("--model", stand_ins["google-bert/bert-base-uncased"])
+    assert "has no folder for task rte" in sot(*words, *named, "--tasks", "cola,rte").stderr
+    costs = sot(*words, *named, "--dry-run")
+    assert costs.returncode == 0 and re.search(r"class token \+ ours +│ cola +│ +1 │ +2 │", costs.stdout), costs.stderr
+    result = sot(*words, *named)
+    assert result.returncode == 0, result.stderr
+    results = [json.loads(file.read_text()) for file in (tmp_path / "out" / "results").iterdir()]
+    by_fusion = {result["recipe"]["head"].get("fusion", "sum"): result["scores"] for result in results}
+    report = (tmp_path / "out" / "table-6.md").read_text()
+    for name, fusion in (("class token", "class"), ("class token + ours", "sum")):
+        assert f"| {name} | {100 * by_fusion[fusion]['mcc']:.2f} |" in report
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["9z"], "unknown table '9z'; accepted: 1, 3a"),
+        (["3b", "--preset", "gpu"], "unknown preset 'gpu'; accepted: paper, cpu"),
+        (["3b"], "pictures are needed: give --data"),
+        (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 14, got '99'"),
+        (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(words, message, tmp_path):
+    result = sot("reproduce", *words, "--out", tmp_path / "out")
+    assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_processes_share_a_row(tmp_path):
+    words = (
+        "reproduce",
+        "1",
+        "--preset",
+        "cpu",
+        "--data",
+        "digits",
+        "--seeds",
+        "1",
+        "--rows",
+        "1,3",
+        *TINY,
+        "--out",
+        tmp_path,
+    )
+    result = launch([*TORCHRUN, "-m", "sot"], *words)
+    assert result.returncode == 0, result.stderr
+    assert len(list((tmp_path / "results").glob("*.json"))) == 2 and result.stdout.count("Table 1:") == 1
