@@ -38,6 +38,6 @@ def build_head(dim: int, num_classes: int, config: HeadConfig, layout: Layout | 
     return BranchedHead(num_classes, config, [layout, *layout.branches])
 
 
-def heads_of(classifier: nn.Module) -> list[SecondOrderHead]:
+def heads_of(classifier: SecondOrderHead) -> list[SecondOrderHead]:
     """The heads in the order of the branches."""
-    return [classifier, *getattr(classifier, "others", [])]  # type: ignore[list-item]
+    return [classifier, *getattr(classifier, "others", [])]

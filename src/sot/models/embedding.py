@@ -200,17 +200,27 @@ class TokenEmbed(PatchEmbed):
         self._check_size()
 
 
-def replace_embedding(model: nn.Module | None, kind: str) -> None:
-    """Put another embedding where a timm model has its patch embedding: the paper's "+ours" rows."""
+def replace_embedding(model: Any, kind: str) -> None:
+    """Put another embedding where a timm model has its patch embedding: the paper's "+ours" rows.
+
+    A model whose embedding has another place has a method `replace_embedding(kind)` of its own (PVT, Conformer).
+    """
+    if hasattr(model, "replace_embedding"):
+        model.replace_embedding(kind)
+        return
     old = getattr(model, "patch_embed", None)
     if not isinstance(old, PatchEmbed) or old.img_size is None:
         raise ValueError(
             f"embed={kind!r} replaces the patch embedding of ViT, DeiT, T2T-ViT, Swin; {type(model).__name__} has none"
         )
+    model.patch_embed = embedding_like(old, kind)
+
+
+def embedding_like(old: PatchEmbed, kind: str) -> TokenEmbed:
+    """An embedding of another kind with the sizes and the norm of `old`, on its device."""
     if kind == "ps" or getattr(old, "kind", None) == "ps":
         raise ValueError(
-            f"embed={kind!r} cannot replace the embedding of {type(model).__name__}: "
-            "progressive sampling holds the first layers of its transformer"
+            f"embed={kind!r} is not possible here: progressive sampling holds the first layers of its transformer"
         )
     weight = next(old.proj.parameters())
     new = TokenEmbed(
@@ -225,4 +235,4 @@ def replace_embedding(model: nn.Module | None, kind: str) -> None:
         dtype=weight.dtype,
     )
     new.norm = old.norm
-    model.patch_embed = new  # type: ignore[union-attr]
+    return new

@@ -27,6 +27,7 @@ from transformers import (
 
 from sot.core.head import HeadConfig
 from sot.models.configuration import SoTConfig, is_encoder_decoder
+from sot.models.embedding import TokenEmbed
 from sot.models.from_timm import check_twin, folder_config, recover_arguments, timm_layout, timm_name, timm_processor
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
 from sot.models.tokens import Layout, find_layout
@@ -59,7 +60,7 @@ def equip(
         head: HeadConfig or a dictionary of its fields; without a class token `fusion` becomes "word".
         pretrained: Whether a name loads pretrained weights.
         labels: Names of the classes.
-        embed: Token embedding in place of the model's own ("densenet", ...): timm's ViT, DeiT and Swin.
+        embed: Token embedding in place of the model's own ("densenet", ...): ViT, DeiT, Swin and most peers.
         class_position: "first" or "last" kept token of a text is the class token; by default as its family has it.
         class_pooler: Send the class token of a text through the backbone's own pooler.
         label_smoothing: Of the cross-entropy.
@@ -146,11 +147,16 @@ def _equip_timm(
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
     config = SoTConfig(backbone_config=backbone, head=head.to_dict(), layout=layout.to_dict(), embed=embed, **settings)
     equipped = SoTForImageClassification(config)
-    _copy_weights(model, equipped.backbone.timm_model, skip="patch_embed." if embed else None)
+    _copy_weights(model, equipped.backbone.timm_model, skip=_embedding(equipped.backbone.timm_model) if embed else ())
     if recovered and embed is None:
         check_twin(model, equipped.backbone.timm_model)
     equipped.processor = timm_processor(model, model_args)
     return equipped
+
+
+def _embedding(model: nn.Module) -> tuple[str, ...]:
+    """What the names of weights begin with in an embedding that was replaced."""
+    return tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, TokenEmbed))
 
 
 # --- transformers ------------------------------------------------------------------------------------------
@@ -268,10 +274,10 @@ def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> Head
     return replace(head, pre_norm=needs_norm) if head.pre_norm is None else head
 
 
-def _copy_weights(source: nn.Module, target: nn.Module, skip: str | None = None) -> None:
+def _copy_weights(source: nn.Module, target: nn.Module, skip: tuple[str, ...] = ()) -> None:
     """Weights of the source into the target, all of them but those whose name begins with `skip`; and its type."""
     weights = source.state_dict()
-    wanted = [name for name in target.state_dict() if skip is None or not name.startswith(skip)]
+    wanted = [name for name in target.state_dict() if not name.startswith(skip)]
     missing = [name for name in wanted if name not in weights]
     if missing:
         raise ValueError(

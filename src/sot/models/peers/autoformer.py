@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Attention, DropPath, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
+
+from sot.models.peers.published import published_cfg
 
 __all__ = ["SearchedVisionTransformer", "slice_supernet"]
 
@@ -72,10 +73,10 @@ class RelativePosition(nn.Module):
         return torch.cat([attention[:, :, :1].sum(-1, keepdim=True) * of_class, below], dim=2)
 
 
-def offset_index(size: int, device: torch.device) -> Tensor:
-    """Table entry of each pair of rows (or columns), `1 + REACH + clamp(other - own)`: 0 is for the class token."""
+def offset_index(size: int, device: torch.device, reach: int = REACH) -> Tensor:
+    """Table entry of each pair of rows (or columns), `1 + reach + clamp(other - own)`: 0 is for the class token."""
     position = torch.arange(size, device=device)
-    return (position - position[:, None]).clamp(-REACH, REACH) + REACH + 1
+    return (position - position[:, None]).clamp(-reach, reach) + reach + 1
 
 
 class SearchedAttention(Attention):
@@ -207,18 +208,6 @@ def cut(name: str, weight: Tensor, shape: torch.Size) -> Tensor:
     return weight[tuple(slice(size) for size in shape)]
 
 
-DEFAULT_CFG: dict[str, Any] = {
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "pool_size": None,
-    "fixed_input_size": True,
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-}
 SEARCHED: dict[str, dict[str, Any]] = {  # what the authors' search found
     "autoformer_tiny": {
         "embed_dim": 192,
@@ -236,7 +225,8 @@ SEARCHED: dict[str, dict[str, Any]] = {  # what the authors' search found
         "mlp_ratios": (3.5, 3.5, 4, 3.5, 4, 3.5, 3.5, 3, 4, 4, 3, 4, 3, 3.5),
     },
 }
-default_cfgs = generate_default_cfgs(dict.fromkeys(SEARCHED, DEFAULT_CFG))
+CFG = published_cfg("patch_embed.proj", crop_pct=0.875)
+default_cfgs = generate_default_cfgs(dict.fromkeys(SEARCHED, CFG))
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:

@@ -6,113 +6,22 @@ Both branches classify: their logits are added. Parameter names and shapes are t
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
+
+from sot.models.embedding import TokenEmbed
+from sot.models.peers.coupling import Bottleneck, CoupledBlock
+from sot.models.peers.published import published_cfg
 
 __all__ = ["Conformer"]
 
 DEPTH = 12
 STEM_WIDTH = 64
-BOTTLENECK = 4  # a bottleneck is that many times narrower than its block
-batch_norm = partial(nn.BatchNorm2d, eps=1e-6)
-
-
-class Bottleneck(nn.Module):
-    """ResNet bottleneck that takes in and gives out its narrow map beside its wide one."""
-
-    def __init__(self, channels: int, out_channels: int, stride: int = 1, project: bool = False) -> None:
-        super().__init__()
-        width = out_channels // BOTTLENECK
-        self.conv1, self.bn1 = nn.Conv2d(channels, width, 1, bias=False), batch_norm(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), batch_norm(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, out_channels, 1, bias=False), batch_norm(out_channels)
-        self.residual_conv: nn.Module = nn.Identity()
-        self.residual_bn: nn.Module = nn.Identity()
-        if project:
-            self.residual_conv = nn.Conv2d(channels, out_channels, 1, stride, bias=False)
-            self.residual_bn = batch_norm(out_channels)
-
-    def forward(self, x: Tensor, narrow: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Map to `(map, narrow map)`; a given `narrow` map is added before the 3×3 convolution."""
-        shortcut = self.residual_bn(self.residual_conv(x))
-        x = F.relu(self.bn1(self.conv1(x)))
-        if narrow is not None:
-            x = x + narrow
-        inner = F.relu(self.bn2(self.conv2(x)))
-        return F.relu(self.bn3(self.conv3(inner)) + shortcut), inner
-
-
-class MapToTokens(nn.Module):
-    """Coupling of the convolution branch into the tokens: 1×1 convolution, average pooling, LayerNorm, GELU."""
-
-    def __init__(self, channels: int, dim: int, stride: int) -> None:
-        super().__init__()
-        self.conv_project = nn.Conv2d(channels, dim, 1)
-        self.sample_pooling = nn.AvgPool2d(stride, stride)
-        self.ln = LayerNorm(dim, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(batch, channels, H, W)` to `(batch, H · W / stride², dim)`."""
-        return F.gelu(self.ln(self.sample_pooling(self.conv_project(x)).flatten(2).transpose(1, 2)))
-
-
-class TokensToMap(nn.Module):
-    """Coupling of the words into the convolution branch: 1×1 convolution, BatchNorm, ReLU, nearest upsampling."""
-
-    def __init__(self, dim: int, channels: int) -> None:
-        super().__init__()
-        self.conv_project = nn.Conv2d(dim, channels, 1)
-        self.bn = batch_norm(channels)
-
-    def forward(self, words: Tensor, grid: list[int], size: list[int]) -> Tensor:
-        """`(batch, rows · columns, dim)` to `(batch, channels, H, W)` for `grid` [rows, columns], `size` [H, W]."""
-        x = words.transpose(1, 2).reshape(words.shape[0], words.shape[2], grid[0], grid[1])
-        return F.interpolate(F.relu(self.bn(self.conv_project(x))), size=(size[0], size[1]))
-
-
-class CoupledBlock(nn.Module):
-    """A layer of both branches: each reads what the other has made of the layer before."""
-
-    def __init__(
-        self,
-        channels: int,
-        out_channels: int,
-        token_stride: int,
-        stride: int,
-        is_last: bool,
-        transformer: Block,
-        dim: int,
-    ) -> None:
-        super().__init__()
-        width = out_channels // BOTTLENECK
-        self.token_stride = token_stride
-        self.cnn_block = Bottleneck(channels, out_channels, stride, project=stride > 1)
-        self.fusion_block = Bottleneck(out_channels, out_channels, 2 if is_last else 1, project=is_last)
-        self.squeeze_block = MapToTokens(width, dim, token_stride)
-        self.expand_block = TokensToMap(dim, width)
-        self.trans_block = transformer
-        self.grad_checkpointing = False
-
-    def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(self._forward, x, tokens)
-        return self._forward(x, tokens)
-
-    def _forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        x, narrow = self.cnn_block(x)
-        words = self.squeeze_block(narrow)
-        tokens = self.trans_block(tokens + torch.cat([tokens[:, :1], words], dim=1))
-        size = [narrow.shape[2], narrow.shape[3]]
-        grid = [size[0] // self.token_stride, size[1] // self.token_stride]
-        x, _ = self.fusion_block(x, self.expand_block(tokens[:, 1:], grid, size))
-        return x, tokens
 
 
 class Conformer(nn.Module):
@@ -126,6 +35,10 @@ class Conformer(nn.Module):
         channel_ratio: How wide the convolution branch is: 64, 128 and 256 times this.
         global_pool: Of the tokens: 'token' (the class token), 'avg' and timm's other poolings of the words.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # layers are attributes made by number
 
     def __init__(
         self,
@@ -154,10 +67,10 @@ class Conformer(nn.Module):
         self.trans_cls_head: nn.Module = nn.Identity()
         self.conv_cls_head: nn.Module = nn.Identity()
 
-        self.conv1 = nn.Conv2d(in_chans, STEM_WIDTH, 7, 2, 3, bias=False)
-        self.bn1 = nn.BatchNorm2d(STEM_WIDTH)
-        self.act1 = nn.ReLU(inplace=True)
-        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.conv1: Any = nn.Conv2d(in_chans, STEM_WIDTH, 7, 2, 3, bias=False)
+        self.bn1: nn.Module = nn.BatchNorm2d(STEM_WIDTH)
+        self.act1: nn.Module = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
 
         transformer = partial(
             Block,
@@ -234,6 +147,14 @@ class Conformer(nn.Module):
             head = nn.Linear(width, num_classes) if num_classes > 0 else nn.Identity()
             setattr(self, name, head.to(self.cls_token).train(self.training))
 
+    @torch.jit.ignore
+    def replace_embedding(self, kind: str) -> None:
+        """Another network from the image to the map of both branches at stride 4: the paper's "+ours"."""
+        channels, place = self.conv1.in_channels, self.conv1.weight
+        embedding = TokenEmbed(kind, None, 4, channels, STEM_WIDTH, output_fmt="NCHW")
+        self.conv1 = embedding.to(place)
+        self.bn1, self.act1, self.maxpool = nn.Identity(), nn.Identity(), nn.Identity()
+
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Images to tokens `(batch, 1 + words, embed_dim)`, normalised, and a map `(batch, map_dim, H/32, W/32)`."""
         base = self.maxpool(self.act1(self.bn1(self.conv1(x))))  # (batch, 64, H/4, W/4)
@@ -277,17 +198,9 @@ class Conformer(nn.Module):
 
 default_cfgs = generate_default_cfgs(
     {
-        "conformer_ti": {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 0.875,
-            "interpolation": "bicubic",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "first_conv": "conv1",
-            "classifier": ("trans_cls_head", "conv_cls_head"),
-        }
+        "conformer_ti": published_cfg(
+            "conv1", crop_pct=0.875, fixed_input_size=False, classifier=("trans_cls_head", "conv_cls_head")
+        )
     }
 )
 

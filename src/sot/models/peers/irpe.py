@@ -11,11 +11,12 @@ import math
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import Attention, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
+
+from sot.models.peers.published import published_cfg
 
 __all__ = ["RelativeVisionTransformer", "piecewise_index", "product_buckets"]
 
@@ -162,19 +163,8 @@ class RelativeVisionTransformer(VisionTransformer):
                 module.set_grid(self.patch_embed.grid_size)
 
 
-DEFAULT_CFG: dict[str, Any] = {
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "pool_size": None,
-    "fixed_input_size": True,
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
-    "first_conv": "patch_embed.proj",
-    "classifier": "head",
-}
-default_cfgs = generate_default_cfgs(dict.fromkeys(("irpe_k_tiny", "irpe_qkv_small", "irpe_k_base"), DEFAULT_CFG))
+CFG = published_cfg("patch_embed.proj", crop_pct=0.875)
+default_cfgs = generate_default_cfgs(dict.fromkeys(("irpe_k_tiny", "irpe_qkv_small", "irpe_k_base"), CFG))
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **architecture: Any) -> Any:

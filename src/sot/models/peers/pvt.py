@@ -5,95 +5,30 @@ Parameter names and shapes are those of the authors' checkpoints.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import (
-    DropPath,
     LayerNorm,
-    Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
     global_pool_nlc,
     register_notrace_function,
     to_2tuple,
-    use_fused_attn,
 )
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, named_apply, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, named_apply, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 
+from sot.models.embedding import embedding_like
+from sot.models.peers.published import published_cfg
+from sot.models.peers.spatial_reduction import PyramidBlock, to_map
+
 __all__ = ["PyramidVisionTransformer"]
 
 STRIDES = (4, 8, 16, 32)
-
-
-class SpatialReductionAttention(nn.Module):
-    """Attention whose keys and values are read from a map `reduction` times smaller each way: a strided convolution."""
-
-    fused_attn: Final[bool]
-
-    def __init__(self, dim: int, num_heads: int, reduction: int, attn_drop: float, proj_drop: float) -> None:
-        super().__init__()
-        self.num_heads = num_heads
-        self.head_dim = dim // num_heads
-        self.reduction = reduction
-        self.fused_attn = use_fused_attn()
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-        self.attn_drop = nn.Dropout(attn_drop)
-        self.proj = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
-        self.sr: nn.Module = nn.Conv2d(dim, dim, reduction, reduction) if reduction > 1 else nn.Identity()
-        self.norm: nn.Module = nn.LayerNorm(dim) if reduction > 1 else nn.Identity()
-
-    def forward(self, x: Tensor, grid: list[int]) -> Tensor:
-        """Tokens `(batch, rows · columns, dim)` of a grid of `[rows, columns]`; without reduction any tokens."""
-        batch, tokens, dim = x.shape
-        query = self.q(x).reshape(batch, tokens, self.num_heads, self.head_dim).transpose(1, 2)
-        source = self.norm(self.sr(to_map(x, grid)).flatten(2).transpose(1, 2)) if self.reduction > 1 else x
-        key_value = self.kv(source).reshape(batch, -1, 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        key, value = key_value.unbind(0)  # (batch, heads, tokens / reduction², head_dim)
-        if self.fused_attn:
-            x = F.scaled_dot_product_attention(query, key, value, dropout_p=self.attn_drop.p if self.training else 0.0)
-        else:
-            attention = (query * self.head_dim**-0.5) @ key.transpose(-2, -1)
-            x = self.attn_drop(attention.softmax(-1)) @ value
-        return self.proj_drop(self.proj(x.transpose(1, 2).reshape(batch, tokens, dim)))
-
-
-class PyramidBlock(nn.Module):
-    """Pre-norm transformer block over spatial-reduction attention."""
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        reduction: int,
-        mlp_ratio: float,
-        proj_drop: float,
-        attn_drop: float,
-        drop_path: float,
-    ) -> None:
-        super().__init__()
-        self.norm1 = LayerNorm(dim, eps=1e-6)
-        self.attn = SpatialReductionAttention(dim, num_heads, reduction, attn_drop, proj_drop)
-        self.norm2 = LayerNorm(dim, eps=1e-6)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.grad_checkpointing = False
-
-    def forward(self, x: Tensor, grid: list[int]) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
-            return checkpoint(self._forward, x, grid)
-        return self._forward(x, grid)
-
-    def _forward(self, x: Tensor, grid: list[int]) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), grid))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
 
 
 class PyramidVisionTransformer(nn.Module):
@@ -106,6 +41,10 @@ class PyramidVisionTransformer(nn.Module):
         embed_dims: Width of the tokens in each stage; `depths`, `num_heads`, `mlp_ratios`, `reductions` likewise.
         global_pool: 'token' (the class token), 'avg' and timm's other poolings of the words, or '' for all tokens.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # stages are attributes made by number
 
     def __init__(
         self,
@@ -194,6 +133,11 @@ class PyramidVisionTransformer(nn.Module):
         head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.head = head.to(self.cls_token).train(self.training)
 
+    @torch.jit.ignore
+    def replace_embedding(self, kind: str) -> None:
+        """Another embedding in the first stage: the paper's "+ours"."""
+        self.register_module("patch_embed1", embedding_like(self.patch_embed1, kind))
+
     def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Tokens of the last stage, class token first, and the maps of the four; written out for TorchScript."""
         height, width = x.shape[2], x.shape[3]
@@ -270,11 +214,6 @@ class PyramidVisionTransformer(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def to_map(tokens: Tensor, grid: list[int]) -> Tensor:
-    """Tokens `(batch, rows · columns, dim)` to `(batch, dim, rows, columns)`."""
-    return tokens.reshape(tokens.shape[0], grid[0], grid[1], tokens.shape[2]).permute(0, 3, 1, 2).contiguous()
-
-
 @register_notrace_function
 def fit_positions(positions: Tensor, made_for: tuple[int, int], grid: list[int]) -> Tensor:
     """Positions `(1, rows · columns, dim)` interpolated to another grid, bilinearly as the authors do."""
@@ -297,44 +236,35 @@ def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> 
     return state
 
 
-DEFAULT_CFG: dict[str, Any] = {
-    "num_classes": 1000,
-    "input_size": (3, 224, 224),
-    "pool_size": None,
-    "crop_pct": 0.875,
-    "interpolation": "bicubic",
-    "mean": IMAGENET_DEFAULT_MEAN,
-    "std": IMAGENET_DEFAULT_STD,
-    "first_conv": "patch_embed1.proj",
-    "classifier": "head",
-}
-default_cfgs = generate_default_cfgs(dict.fromkeys(("pvt_tiny", "pvt_small", "pvt_large"), DEFAULT_CFG))
+VARIANTS = {"pvt_tiny": (2, 2, 2, 2), "pvt_small": (3, 4, 6, 3), "pvt_large": (3, 8, 27, 3)}
+CFG = published_cfg("patch_embed1.proj", crop_pct=0.875, fixed_input_size=False)
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, CFG))
 
 
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], depths: tuple[int, ...]) -> Any:
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
     return build_model_with_cfg(
         PyramidVisionTransformer,
         variant,
         pretrained,
         pretrained_filter_fn=resize_positions,
         feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        **{"depths": depths, **kwargs},
+        **{"depths": VARIANTS[variant], **kwargs},
     )
 
 
 @register_model
 def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
     """PVT-Tiny: 13.2 M parameters, 1.9 G multiply-adds."""
-    return _create("pvt_tiny", pretrained, kwargs, (2, 2, 2, 2))
+    return _create("pvt_tiny", pretrained, kwargs)
 
 
 @register_model
 def pvt_small(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
     """PVT-Small: 24.5 M parameters, 3.8 G multiply-adds."""
-    return _create("pvt_small", pretrained, kwargs, (3, 4, 6, 3))
+    return _create("pvt_small", pretrained, kwargs)
 
 
 @register_model
 def pvt_large(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
     """PVT-Large: 61.4 M parameters, 9.8 G multiply-adds."""
-    return _create("pvt_large", pretrained, kwargs, (3, 8, 27, 3))
+    return _create("pvt_large", pretrained, kwargs)
