@@ -17,6 +17,7 @@ from sot.cli_runs import console, errors, is_first_process, progress
 from sot.core.head import Fusion
 
 if TYPE_CHECKING:
+    from sot.models.complexity import Complexity
     from sot.models.survey import Backbone
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ def describe() -> None:
 @app.command()
 def models(
     pattern: Annotated[str | None, typer.Argument(help="Wildcard over all timm names; the paper's by default.")] = None,
+    table: Annotated[str | None, typer.Option(help="A comparison table of the paper instead: 5a, 5b or 5c.")] = None,
     training: Annotated[bool, typer.Option("--training", help="What training them on ImageNet takes instead.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")] = False,
 ) -> None:
@@ -43,6 +45,9 @@ def models(
 
     from sot.models.complexity import PAPER_FIGURES, find_models, measure
 
+    if table is not None:
+        _show_comparison(table, as_json, pattern, training)
+        return
     names = find_models(pattern)
     if training:
         _show_training(names, as_json)
@@ -51,6 +56,10 @@ def models(
     for name in progress(names, "Counting"):
         model = timm.create_model(name)
         rows.append((name, measure(model, model.default_cfg["input_size"]), PAPER_FIGURES.get(name)))
+    _show_counts(rows, as_json)
+
+
+def _show_counts(rows: list[tuple[str, Complexity, tuple[float, float] | None]], as_json: bool) -> None:
     if as_json:
         for name, count, paper in rows:
             record = {"model": name, **vars(count), "paper_params": None, "paper_macs": None}
@@ -67,6 +76,19 @@ def models(
         macs, all_macs = f"{count.layer_macs / 1e9:.2f}", f"{count.all_macs / 1e9:.2f}"
         table.add_row(name, f"{count.params / 1e6:.2f}", figures[0], macs, figures[1], all_macs)
     console.print(table)
+
+
+def _show_comparison(name: str, as_json: bool, pattern: str | None, training: bool) -> None:
+    from sot.models import tables
+
+    if pattern is not None or training:
+        raise ValueError(f"--table {name} takes neither a pattern nor --training")
+    comparison = tables.find_comparison(name)
+    measured = [tables.measure_row(row) for row in progress(comparison.rows, "Counting")]
+    if as_json:
+        typer.echo(tables.as_json(measured))
+    else:
+        console.print(tables.as_table(comparison, measured))
 
 
 def _show_training(names: list[str], as_json: bool) -> None:

@@ -10,20 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-# Params in M and FLOPs in G as printed in tables 2, 5 and S-1; the paper's FLOPs are multiply-adds.
-PAPER_FIGURES = {
-    "sot_7": (5.44, 1.06),
-    "sot_tiny": (7.7, 2.5),
-    "sot_small": (26.9, 5.8),
-    "sot_base": (76.8, 14.5),
-    "deit_tiny_patch16_224": (5.7, 1.3),
-    "deit_small_patch16_224": (22.1, 4.6),
-    "deit_base_patch16_224": (86.6, 17.6),
-    "pit_ti_224": (4.9, 0.7),
-    "pit_s_224": (23.5, 2.9),
-    "pit_b_224": (73.8, 12.5),
-    "swin_tiny_patch4_window7_224": (28.3, 4.5),
-    "swin_base_patch4_window7_224": (87.8, 15.4),
+from sot.models.comparison import load_comparisons
+
+# Params in M and FLOPs in G as printed in tables 2 and 5; the paper's FLOPs are multiply-adds.
+PAPER_FIGURES = {"sot_7": (5.44, 1.06)} | {
+    row.model: (row.params, row.macs)
+    for row in sorted(
+        (row for table in load_comparisons().values() for row in table.rows if row.side is None),
+        key=lambda row: not row.is_ours,
+    )
 }
 IMAGENET_PICTURES = 1_281_167  # to train on
 WEIGHTED_LAYERS = ("aten.convolution", "aten.mm", "aten.addmm")  # convolutions and linear layers
@@ -106,7 +101,7 @@ def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> Trai
 def find_models(pattern: str | None) -> list[str]:
     """The models of the paper that can be built here, or all of timm that match a wildcard pattern."""
     if pattern is None:
-        return list(PAPER_FIGURES)
+        return [name for name in PAPER_FIGURES if timm.is_model(name)]
     names = [name for name in PAPER_FIGURES if name in timm.list_models(pattern)]
     names += [name for name in timm.list_models(pattern) if name not in names]
     if not names:

@@ -44,8 +44,6 @@ def performer_attention(query: Tensor, key: Tensor, value: Tensor, directions: T
 class TokenPerformer(nn.Module):
     """Performer attention from `dim` to the narrower `out_dim`, its values as the shortcut; then an MLP."""
 
-    w: Tensor
-
     def __init__(self, dim: int, out_dim: int, drop: float = 0.1) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
@@ -60,7 +58,8 @@ class TokenPerformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         key, query, value = self.kqv(self.norm1(x)).chunk(3, dim=-1)
-        x = value + self.drop(self.proj(performer_attention(query, key, value, self.w)))
+        attended = performer_attention(query, key, value, self.w)  # type: ignore[arg-type]
+        x = value + self.drop(self.proj(attended))
         return x + self.mlp(self.norm2(x))
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, ClassVar
 
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import Tensor
 
 from sot.models.embedding import TokenEmbed
 from sot.models.peers.published import PublishedTransformer, published_cfg
@@ -27,7 +26,6 @@ class TokensToTokenTransformer(PublishedTransformer):
         **kwargs: As timm's VisionTransformer.
     """
 
-    pos_embed: Tensor
     RENAMED: ClassVar[dict[str, str | None]] = {r"tokens_to_token\.": "patch_embed.proj."}
 
     def __init__(self, tokens: str = "performer", token_dim: int = 64, **kwargs: Any) -> None:
@@ -43,7 +41,7 @@ class TokensToTokenTransformer(PublishedTransformer):
         """Another image size, with the positions resampled."""
         old_grid = self.patch_embed.grid_size
         self.patch_embed.set_input_size(img_size=img_size, patch_size=patch_size)
-        self.pos_embed = self.fit_positions(self.pos_embed, old_grid)
+        self.pos_embed = self.fit_positions(self.get_buffer("pos_embed"), old_grid)
 
 
 SIZES: dict[str, dict[str, Any]] = {
