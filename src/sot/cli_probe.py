@@ -33,6 +33,8 @@ def probe(
     pair: PairOption = None,
     label: LabelOption = "label",
     max_length: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 128,
+    train_samples: Annotated[int, typer.Option(help="Train on so many, drawn once; 0 is all.", min=0)] = 0,
+    test_samples: Annotated[int, typer.Option(help="Score so many, drawn once; 0 is all.", min=0)] = 0,
     seeds: Annotated[int, typer.Option(help="How many times each head is trained.", min=1)] = 3,
     epochs: Annotated[int, typer.Option(help="Epochs of each training.", min=1)] = 10,
     pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
@@ -53,16 +55,17 @@ def probe(
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     show_bars_on_terminals_only()
+    parts = (train_samples, test_samples)
     backbone = probing.Backbone(model, pretrained, weights, img_size)
     with nullcontext() if threads is None else thread_count(threads):
         opened = probing.open_backbone(backbone)
         if isinstance(opened, SoTForImageClassification):
             if data is None:
                 raise ValueError(f"{model} is a model for images: it needs --data")
-            subject = probing.read_images(opened, data)
+            subject = probing.read_images(opened, data, parts)
         else:
             texts, name = text_data(task, data, dev, (text, pair, label))
-            subject = probing.read_texts(opened, texts, name, max_length)
+            subject = probing.read_texts(opened, texts, name, max_length, parts)
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
         comparison = probing.probe(opened, model, subject, names, out, **options)

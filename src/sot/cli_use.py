@@ -43,19 +43,27 @@ def evaluate(
         bool, typer.Option(help="Let the model choose among classes the data does not have.")
     ] = False,
     confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
+    samples: Annotated[int, typer.Option(help="Score only so many pictures, drawn once; 0 is all.", min=0)] = 0,
+    corruptions: Annotated[
+        str | None, typer.Option(help="Corrupt pictures: common, all, noise, blur, weather, digital, or names.")
+    ] = None,
+    severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = "1,3,5",
     batch_size: BatchOption = 64,
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
     from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
 
+    if corruptions is not None:
+        _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
+        return
     if is_text_model(folder):
         texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
         result = evaluate_text(folder, texts, batch_size, _progress)
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")
     else:
-        result = evaluate_images(folder, data, batch_size, all_classes, _progress)
+        result = evaluate_images(folder, data, batch_size, all_classes, _progress, samples)
     if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
     if as_json:
@@ -68,6 +76,32 @@ def evaluate(
     for name, samples, recall, precision in result.by_class():
         table.add_row(name, str(samples), f"{recall:.3f}", f"{precision:.3f}")
     console.print(table)
+
+
+def _evaluate_corrupted(
+    folder: Path, data: str | None, wanted: str, severities: str, batch_size: int, samples: int, as_json: bool
+) -> None:
+    from sot.evaluate import is_text_model
+    from sot.robustness import corruption_names, evaluate_corrupted, mean_accuracy
+
+    if data is None or is_text_model(folder):
+        raise ValueError("--corruptions needs an image model and --data")
+    levels = [part.strip() for part in severities.split(",")]
+    if not all(level.isdigit() for level in levels):
+        raise ValueError(f"--severities are numbers from 1 to 5 such as 1,3,5, got {severities!r}")
+    numbers = [int(level) for level in levels]
+    found = evaluate_corrupted(folder, data, corruption_names(wanted), numbers, batch_size, samples, _progress)
+    if as_json:
+        rows = [vars(each) for each in found]
+        typer.echo(json.dumps({"clean": found[0].accuracy, "corrupted": mean_accuracy(found), "rows": rows[1:]}))
+        return
+    table = Table("corruption", title=f"{folder}: accuracy")
+    for number in numbers:
+        table.add_column(f"severity {number}", justify="right")
+    for name in dict.fromkeys(each.corruption for each in found[1:]):
+        table.add_row(name, *(f"{each.accuracy:.4f}" for each in found if each.corruption == name))
+    console.print(table)
+    console.print(f"clean {found[0].accuracy:.4f}, corrupted {mean_accuracy(found):.4f} on average")
 
 
 def predict(

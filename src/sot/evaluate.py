@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
@@ -22,6 +24,7 @@ from transformers import (
 
 from sot.data.imagenet import match_classes, subset_name
 from sot.data.images import evaluation_set, load_images, processor_transform, stack
+from sot.data.sources import part_of
 from sot.data.text import TextData
 from sot.files import as_png
 from sot.finetune import TextSet
@@ -118,8 +121,19 @@ def _run(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) ->
     return logits, labels
 
 
-def evaluate_images(folder: Path, data: str, batch_size: int, all_classes: bool, progress: Any) -> Evaluation:
-    """Scores on the validation part of `data`, or all of it if it has none and the model was not trained on it."""
+def evaluate_images(
+    folder: Path,
+    data: str,
+    batch_size: int,
+    all_classes: bool,
+    progress: Any,
+    samples: int = 0,
+    change: Callable[[Image.Image], Image.Image] | None = None,
+) -> Evaluation:
+    """Scores on the validation part of `data`, or all of it if it has none and the model was not trained on it.
+
+    `samples` draws that many of them, the same every time; `change` is done to every picture first.
+    """
     model, processor = load_model(folder)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
     pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
@@ -129,8 +143,9 @@ def evaluate_images(folder: Path, data: str, batch_size: int, all_classes: bool,
         unknown = [name for name in pictures.labels if name not in names]
         raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
     columns = np.array(matched)
-    transform = processor_transform(processor)
-    logits, labels = _run(model, evaluation_set(pictures.val, transform), stack, batch_size, progress)
+    transform, source = processor_transform(processor), part_of(pictures.val, samples)
+    changed = transform if change is None else lambda image: transform(change(image))
+    logits, labels = _run(model, evaluation_set(source, changed), stack, batch_size, progress)
     if len(columns) < len(names) and not all_classes:
         whose = subset_name(pictures.labels) or "the data"
         note = f"among the {len(columns)} classes of {whose} (of {len(names)} the model knows)"

@@ -10,7 +10,6 @@ from torch.utils.data import Dataset
 from transformers import DataCollatorWithPadding, set_seed
 
 from sot.core.head import HeadConfig
-from sot.data.sources import drawn
 from sot.data.text import TextData, TextSplit
 from sot.engine import SoTTrainer
 from sot.metrics import text_scores
@@ -56,13 +55,6 @@ def build_text_model(
     return built
 
 
-def _part(split: TextSplit, samples: int) -> TextSplit:
-    """The samples that a recipe trains on."""
-    kept = drawn(len(split), samples)
-    pairs = None if split.pairs is None else [split.pairs[index] for index in kept]
-    return TextSplit([split.texts[index] for index in kept], pairs, [split.labels[index] for index in kept])
-
-
 def fine_tune(
     model: str,
     data: TextData,
@@ -92,7 +84,7 @@ def fine_tune(
         recipe,
         model=built,
         args=args,
-        train_dataset=TextSet(_part(data.train, recipe.train_samples), tokenizer, recipe.max_length, regression),
+        train_dataset=TextSet(data.train.part(recipe.train_samples), tokenizer, recipe.max_length, regression),
         eval_dataset=TextSet(data.dev, tokenizer, recipe.max_length, regression),
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=lambda p: text_scores(data.metric, np.asarray(p.predictions), np.asarray(p.label_ids)),

@@ -25,7 +25,7 @@ from sot.data.images import (
     stack,
     train_transform,
 )
-from sot.data.sources import ImageData, Stream, Subset, drawn
+from sot.data.sources import ImageData, Stream, part_of
 from sot.engine import SoTTrainer
 from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
@@ -221,10 +221,8 @@ def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: Training
 
 
 def _training_set(source: Any, transform: Any, recipe: Recipe, args: TrainingArguments) -> ImageSet | TrainingStream:
+    source = part_of(source, recipe.train_samples)
     if not isinstance(source, Stream):
-        part = Subset(source, drawn(len(source), recipe.train_samples)) if recipe.train_samples else source
-        return ImageSet(part, transform, recipe.seed)
-    if recipe.train_samples:
-        raise ValueError(f"train_samples draws from data that comes in one piece, not from a stream: {type(source)}")
+        return ImageSet(source, transform, recipe.seed)
     process = args.process_index, args.world_size
     return TrainingStream(source, transform, recipe.seed, args.train_batch_size, args.dataloader_num_workers, process)

@@ -111,9 +111,18 @@ def choose_split(spec: str, found: Collection[str], key: str, needed: bool = Tru
 def drawn(available: int, wanted: int) -> list[int]:
     """Numbers of `wanted` of the samples, the same for every seed of a run; 0 is all of them."""
     if wanted > available:
-        raise ValueError(f"train_samples must be at most the {available} there are to train on, got {wanted}")
+        raise ValueError(f"there are {available} samples to draw from, fewer than {wanted}")
     order = torch.randperm(available, generator=torch.Generator().manual_seed(0)).tolist()
     return order[:wanted] if wanted else list(range(available))
+
+
+def part_of(source: Any, samples: int) -> Any:
+    """Some pictures of a source that comes in one piece, always the same; 0 is all of it."""
+    if not samples:
+        return source
+    if isinstance(source, Stream):
+        raise ValueError(f"{samples} pictures cannot be drawn from a stream: accepted is data that comes in one piece")
+    return Subset(source, drawn(len(source), samples))
 
 
 def random_split(source: Any, labels: list[str], seed: int, val_share: float) -> ImageData:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sot.data.acceptability import acceptability
 from sot.data.hub import load_splits
-from sot.data.sources import choose_split
+from sot.data.sources import choose_split, drawn
 
 Row = Mapping[str, Any]
 
@@ -89,6 +89,12 @@ class TextSplit:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def part(self, samples: int) -> TextSplit:
+        """Some of them, always the same; 0 is all."""
+        kept = drawn(len(self), samples)
+        pairs = None if self.pairs is None else [self.pairs[index] for index in kept]
+        return TextSplit([self.texts[index] for index in kept], pairs, [self.labels[index] for index in kept])
 
 
 @dataclass

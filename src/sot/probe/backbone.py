@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
+from sot.data.sources import part_of
 from sot.data.text import TextData
 from sot.models.convert import read_weights
 from sot.models.equip import Equipped, equip
@@ -39,6 +41,9 @@ class Backbone:
             raise ValueError(f"--weights is for a timm name, got {self.name!r}; a folder has its own weights")
         weights = read_weights(file)
         model: torch.nn.Module = timm.create_model(self.name, num_classes=0, **arguments)
+        adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if adapt is not None:
+            weights = adapt(weights, model)  # among other things, positions for another size of picture
         try:
             missing = model.load_state_dict(weights, strict=False).missing_keys
         except RuntimeError as error:  # shapes differ
@@ -64,22 +69,26 @@ class Data:
         return Task(len(self.labels or ["score"]), self.metric)
 
 
-def read_images(model: SoTForImageClassification, spec: str) -> Data:
-    """Pictures, as `sot train` names them."""
+def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int, int] = (0, 0)) -> Data:
+    """Pictures, as `sot train` names them; so many to train on and to score, 0 is all."""
     pictures = load_images(spec)
-    train, test = (
-        image_samples(model, part, f"{spec} {kind}")
-        for part, kind in ((pictures.train, "train"), (pictures.val, "val"))
-    )
+    train = image_samples(model, part_of(pictures.train, samples[0]), f"{spec} train")
+    test = image_samples(model, part_of(pictures.val, samples[1]), f"{spec} val")
     return Data(spec, train, test, pictures.labels, "accuracy")
 
 
-def read_texts(model: SoTForSequenceClassification, texts: TextData, name: str, max_length: int) -> Data:
-    """Texts, cut to `max_length` tokens."""
+def read_texts(
+    model: SoTForSequenceClassification,
+    texts: TextData,
+    name: str,
+    max_length: int,
+    samples: tuple[int, int] = (0, 0),
+) -> Data:
+    """Texts, cut to `max_length` tokens; so many to train on and to score, 0 is all."""
     if texts.train is None or texts.dev is None:
         raise ValueError(f"{name} needs a training and a development set")
     regression = texts.labels is None
     model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
-    train = text_samples(model, texts.train, f"{name} train", max_length, regression)
-    test = text_samples(model, texts.dev, f"{name} dev", max_length, regression)
+    train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
+    test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)
     return Data(name, train, test, texts.labels, texts.metric)
