@@ -1,0 +1,62 @@
+"""See what the class token and the words look at: maps by branch, contributions, spectrum, pairs of words."""
+
+from sot.explain.branches import BOTH, CLASS, WORDS, Branches, Contributions, branch_contributions, split_logits
+from sot.explain.cam import METHODS, activation_maps
+from sot.explain.evidence import Evidence, pair_evidence
+from sot.explain.explanation import (
+    IMAGE_METHODS,
+    Column,
+    Explanation,
+    ImageExplanation,
+    TextExplanation,
+    explain,
+    explain_image,
+    explain_text,
+)
+from sot.explain.faithfulness import delete_patches, delete_words
+from sot.explain.figure import columns_figure
+from sot.explain.pictures import MAX_PIXELS, open_picture
+from sot.explain.reading import Reading, explaining, read_image, read_text
+from sot.explain.relevance import relevance_maps, token_relevance
+from sot.explain.spectrum import Spectrum, singular_spectrum
+from sot.explain.words import TEXT_METHODS, Words, split_words, token_influence, word_influence
+
+__all__ = [
+    "BOTH",
+    "CLASS",
+    "IMAGE_METHODS",
+    "MAX_PIXELS",
+    "METHODS",
+    "TEXT_METHODS",
+    "WORDS",
+    "Branches",
+    "Column",
+    "Contributions",
+    "Evidence",
+    "Explanation",
+    "ImageExplanation",
+    "Reading",
+    "Spectrum",
+    "TextExplanation",
+    "Words",
+    "activation_maps",
+    "branch_contributions",
+    "columns_figure",
+    "delete_patches",
+    "delete_words",
+    "explain",
+    "explain_image",
+    "explain_text",
+    "explaining",
+    "open_picture",
+    "pair_evidence",
+    "read_image",
+    "read_text",
+    "relevance_maps",
+    "singular_spectrum",
+    "split_logits",
+    "split_words",
+    "token_influence",
+    "token_relevance",
+    "word_influence",
+]

@@ -1,0 +1,346 @@
+"""One input explained: predictions, maps by branch, contributions, spectrum, pairs, and the figure of it all."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sot.explain.branches import BOTH, CLASS, WORDS, Contributions, branch_contributions, name_of, split_logits
+from sot.explain.cam import METHODS, activation_maps
+from sot.explain.evidence import Evidence, pair_evidence
+from sot.explain.reading import Reading, check_model, explaining, read_image, read_text
+from sot.explain.relevance import global_attentions, relevance_maps
+from sot.explain.spectrum import Spectrum, singular_spectrum
+from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+IMAGE_METHODS = (*METHODS, "relevance")
+Opened = tuple[Any, Any]  # a model and its processor
+
+
+@dataclass
+class Column:
+    """What one branch (or one model) looks at: a map or one value a word, and what it predicts by itself."""
+
+    name: str
+    values: NDArray[Any]
+    predicted: str
+    correct: bool | None  # None where the true class is not known
+
+    @property
+    def strength(self) -> NDArray[np.float64]:
+        """The values from 0 to 1, as they are drawn: what speaks against the class counts as nothing."""
+        positive = np.maximum(self.values, 0).astype(np.float64)
+        return positive / max(float(positive.max()), np.finfo(np.float64).tiny)
+
+
+@dataclass
+class Explanation:
+    """What pictures and texts share."""
+
+    labels: list[str]
+    predictions: list[tuple[str, float]]  # the likeliest classes and their probabilities
+    target: str  # the class that is explained
+    truth: str | None
+    method: str
+    columns: list[Column]
+    contributions: Contributions
+    spectrum: Spectrum | None
+    evidence: Evidence | None
+    notes: list[str] = field(default_factory=list)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All that was computed, unscaled, by name; `labels` are the classes of the contributions."""
+        found: dict[str, NDArray[Any]] = {
+            f"map_{column.name.replace(' ', '_')}": column.values for column in self.columns
+        }
+        found |= {"labels": np.array(self.labels), "target": np.array(self.target)}
+        for name in ("class_part", "word_part", "bias", "logits"):
+            found[f"contribution_{name}"] = getattr(self.contributions, name)
+        if self.spectrum is not None:
+            found |= {"spectrum_before": self.spectrum.before, "spectrum_after": self.spectrum.after}
+        if self.evidence is not None:
+            found["evidence_words"] = self.evidence.words
+            if self.evidence.pairs is not None:
+                found["evidence_pairs"] = self.evidence.pairs
+        return found
+
+    def npz(self) -> bytes:
+        """`arrays` as the contents of a file that `numpy.load` opens."""
+        file = io.BytesIO()
+        np.savez_compressed(file, allow_pickle=False, **self.arrays())
+        return file.getvalue()
+
+    def figure(self) -> Figure:
+        """All of it as a figure of matplotlib."""
+        raise NotImplementedError
+
+
+@dataclass
+class ImageExplanation(Explanation):
+    """A picture explained; its maps and the order of its evidence are those of the model's grid of words."""
+
+    picture: NDArray[np.uint8] = field(
+        default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8)
+    )  # as the model sees it
+    grid: tuple[int, int] = (1, 1)
+
+    def figure(self) -> Figure:
+        from sot.explain.figure import image_figure
+
+        return image_figure(self)
+
+
+@dataclass
+class TextExplanation(Explanation):
+    """A text explained; the values of its columns and its evidence are those of `words`, pieces summed."""
+
+    words: Words = field(default_factory=lambda: Words([], [], [], [], {}, ""))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {**super().arrays(), "words": np.array(self.words.names)}
+
+    def figure(self) -> Figure:
+        from sot.explain.figure import text_figure
+
+        return text_figure(self)
+
+    def html(self) -> str:
+        """A page without a link to anywhere: the words coloured by influence, and the figure."""
+        from sot.explain.page import text_page
+
+        return text_page(self)
+
+
+def class_index(labels: list[str], name: str | int, what: str) -> int:
+    """The number of a class given by name or number."""
+    if isinstance(name, int) and 0 <= name < len(labels):
+        return name
+    if name in labels:
+        return labels.index(str(name))
+    shown = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
+    raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")
+
+
+def labels_of(model: Any) -> list[str]:
+    """The classes of a model in order."""
+    return [str(model.config.id2label[index]) for index in range(model.num_labels)]
+
+
+def probabilities(model: Any, logits: Tensor) -> Tensor:
+    """Of the classes of one input; of a regression its value."""
+    problem = model.config.problem_type or ("regression" if model.num_labels == 1 else "single_label_classification")
+    kinds = {"regression": lambda x: x, "multi_label_classification": torch.sigmoid}
+    return kinds.get(problem, lambda x: x.softmax(-1))(logits.double())
+
+
+def _common(
+    model: Any, reading: Reading, target: str | int | None, truth: str | int | None, top: int
+) -> dict[str, Any]:
+    """The part of an explanation that only the head is asked for."""
+    labels, head, tokens = labels_of(model), model.classifier, reading.tokens
+    contributions = branch_contributions(head, tokens)
+    scores = probabilities(model, torch.from_numpy(contributions.logits))
+    index = int(scores.argmax()) if target is None else class_index(labels, target, "target")
+    order = scores.argsort(descending=True, stable=True)[:top]
+    found: dict[str, Any] = {"spectrum": None, "evidence": None, "notes": [contributions.note]}
+    try:
+        found["evidence"] = pair_evidence(head, tokens, index)
+        found["spectrum"] = singular_spectrum(head, tokens)
+    except ValueError as error:
+        found["notes"].append(str(error))
+    return {
+        **found,
+        "labels": labels,
+        "predictions": [(labels[i], float(scores[i])) for i in order.tolist()],
+        "target": labels[index],
+        "truth": None if truth is None else labels[class_index(labels, truth, "label")],
+        "contributions": contributions,
+    }
+
+
+def _columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
+    labels, branches = labels_of(model), split_logits(model.classifier, reading.tokens)
+    columns = []
+    for part, values in maps.items():
+        votes = branches.votes(part)[0]
+        predicted = labels[int(votes.argmax())] if len(labels) > 1 else f"{float(votes[0]):.3f}"
+        correct = None if truth is None else predicted == truth
+        columns.append(Column(name_of(model.classifier, part), values, predicted, correct))
+    return columns
+
+
+def _check_others(model: Any, others: dict[str, Opened | None]) -> dict[str, Opened]:
+    given = {name: opened for name, opened in others.items() if opened is not None}
+    for name, (other, _) in given.items():
+        check_model(other)
+        if type(other) is not type(model) or labels_of(other) != labels_of(model):
+            raise ValueError(f"the model for the {name} has not the same inputs and classes as the model for both")
+    return given
+
+
+def _arrange(columns: list[Column], given: dict[str, Column]) -> list[Column]:
+    """The columns of one model, with those of other models in their place."""
+    if not given:
+        return columns
+    own = {column.name: column for column in columns if column.name in (CLASS, WORDS)} if len(columns) == 3 else {}
+    both = columns[-1]
+    both.name = BOTH
+    return [*({**own, **given}[name] for name in (CLASS, WORDS) if name in own or name in given), both]
+
+
+# --- pictures ----------------------------------------------------------------------------------------------
+
+
+def explain_image(
+    model: SoTForImageClassification,
+    processor: Any,
+    image: Image.Image,
+    *,
+    method: str | None = None,
+    target: str | int | None = None,
+    truth: str | int | None = None,
+    class_model: Opened | None = None,
+    word_model: Opened | None = None,
+    top: int = 5,
+) -> ImageExplanation:
+    """What in a picture speaks for a class, through the class token, through the words, and through both.
+
+    Args:
+        model: An image model with a second-order head.
+        processor: Its image processor.
+        image: The picture.
+        method: One of `IMAGE_METHODS`; by default relevance where all words attend to each other, else hirescam.
+        target: The class to explain, by name or number; by default the one that is predicted.
+        truth: The true class, by which the columns are marked right or wrong.
+        class_model: A model and its processor to fill the first column instead of the branch of `model`.
+        word_model: The same for the second column.
+        top: How many classes `predictions` has.
+    """
+    check_model(model)
+    check_method(method, IMAGE_METHODS, "pictures")
+    others = _check_others(model, {CLASS: class_model, WORDS: word_model})
+    pixels = _pixels(processor, image)
+    with explaining(model):
+        reading = read_image(model, pixels, attentions=method is None)
+        method = method or ("relevance" if global_attentions(reading) else "hirescam")
+        common = _common(model, reading, target, truth, top)
+        columns, note = _image_columns(model, pixels, reading, method, common)
+    given = {}
+    for name, (other, prepare) in others.items():
+        with explaining(other):
+            there = _pixels(prepare, image)
+            found, _ = _image_columns(other, there, read_image(other, there), method, common)
+        given[name] = Column(name, found[-1].values, found[-1].predicted, found[-1].correct)
+    common["notes"] += [note] if note else []
+    picture, grid = _as_seen(processor, pixels), reading.tokens.grid or (1, 1)
+    return ImageExplanation(columns=_arrange(columns, given), method=method, picture=picture, grid=grid, **common)
+
+
+def check_method(method: str | None, accepted: tuple[str, ...], what: str) -> None:
+    """Raise ValueError unless the method is one for these inputs, or None for the default."""
+    if method is not None and method not in accepted:
+        raise ValueError(f"unknown method {method!r} for {what}; accepted: {', '.join(accepted)}")
+
+
+def _image_columns(
+    model: Any, pixels: Tensor, reading: Reading, method: str, common: dict[str, Any]
+) -> tuple[list[Column], str]:
+    target = common["labels"].index(common["target"])
+    maps, note = (
+        relevance_maps(model, pixels, target)
+        if method == "relevance"
+        else (
+            activation_maps(model, pixels, target, method),
+            "",
+        )
+    )
+    return _columns(model, reading, maps, common["truth"]), note
+
+
+def _pixels(processor: Any, image: Image.Image) -> Tensor:
+    pixels: Tensor = processor(image.convert("RGB"), return_tensors="pt")["pixel_values"]
+    return pixels
+
+
+def _as_seen(processor: Any, pixels: Tensor) -> NDArray[np.uint8]:
+    """The picture that went into the model, after resizing and cropping, so that maps lie where they belong."""
+    mean, std = (
+        torch.tensor(getattr(processor, name, None) or default)
+        for name, default in (("image_mean", [0.0]), ("image_std", [1.0]))
+    )
+    colours = pixels[0].cpu().float() * std.view(-1, 1, 1) + mean.view(-1, 1, 1)
+    seen: NDArray[np.uint8] = (colours.clamp(0, 1) * 255).round().byte().expand(3, -1, -1).permute(1, 2, 0).numpy()
+    return seen
+
+
+# --- texts -------------------------------------------------------------------------------------------------
+
+
+def explain_text(
+    model: SoTForSequenceClassification,
+    tokenizer: Any,
+    text: str,
+    pair: str | None = None,
+    *,
+    method: str = "relevance",
+    target: str | int | None = None,
+    truth: str | int | None = None,
+    class_model: Opened | None = None,
+    word_model: Opened | None = None,
+    top: int = 5,
+) -> TextExplanation:
+    """Which words of a text (and of its pair) speak for a class; the arguments are those of `explain_image`."""
+    check_model(model)
+    check_method(method, TEXT_METHODS, "texts")
+    others = _check_others(model, {CLASS: class_model, WORDS: word_model})
+    words = split_words(model, tokenizer, text, pair)
+    with explaining(model):
+        reading = read_text(model, words.encoded, attentions=method == "relevance")
+        common = _common(model, reading, target, truth, top)
+        index = common["labels"].index(common["target"])
+        columns = _columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
+    given = {}
+    for name, (other, tokenize) in others.items():
+        with explaining(other):
+            there = split_words(other, tokenize, text, pair)
+            if there.spans != words.spans:
+                raise ValueError(f"the model for the {name} divides the text into other words")
+            reading = read_text(other, there.encoded, attentions=method == "relevance")
+            found = _columns(other, reading, word_influence(other, reading, there, index, method), common["truth"])[-1]
+        given[name] = Column(name, found.values, found.predicted, found.correct)
+    common["evidence"] = _of_words(common["evidence"], words)
+    common["notes"] += [words.cut] if words.cut else []
+    return TextExplanation(columns=_arrange(columns, given), method=method, words=words, **common)
+
+
+def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
+    """Evidence of words in place of tokens; that of [SEP] and its like is left out."""
+    if evidence is None:
+        return None
+    pairs = None if evidence.pairs is None else words.merge_pairs(evidence.pairs)
+    merged = words.merge(evidence.words)
+    return Evidence(merged, pairs, evidence.class_token, evidence.degree, evidence.residual)
+
+
+def explain(model: Any, processor: Any, item: Any, **options: Any) -> ImageExplanation | TextExplanation:
+    """`explain_image` or `explain_text`, as the model has it; a pair of texts is a tuple."""
+    check_model(model)
+    if isinstance(model, SoTForImageClassification):
+        if isinstance(item, str | tuple):
+            raise ValueError("this model reads pictures, and it was given a text")
+        return explain_image(model, processor, item, **options)
+    if not isinstance(item, str | tuple):
+        raise ValueError(f"this model reads texts, and it was given {type(item).__name__}")
+    texts = (item,) if isinstance(item, str) else item
+    return explain_text(model, processor, *texts, **options)
