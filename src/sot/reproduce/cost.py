@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DataCollatorWithPadding
 
-from sot.core.head import HeadConfig
 from sot.data.text import load_task
 from sot.finetune import TextSet, build_text_model
 from sot.models.complexity import measure_training
@@ -47,9 +46,8 @@ def estimate(unit: Unit, where: Where) -> Cost:
     samples = recipe.train_samples or unit.about_data["train"]
     epochs = recipe.epochs + recipe.cooldown_epochs
     size = min(SAMPLES, recipe.batch_size)
-    head = HeadConfig.from_dict(recipe.head)
     if unit.task is None:
-        model = build_model(unit.model, unit.about_data["labels"], recipe, head, False)
+        model = build_model(unit.model, unit.about_data["labels"], recipe, unit.head, False)
         shape = data_config(model, recipe)["input_size"]
         inputs: dict[str, Any] = {"pixel_values": torch.randn(size, *shape)}
         seconds = _time_step(model, inputs) / size
@@ -57,7 +55,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
     else:
         texts = load_task(unit.task, task_folder(where.texts, unit.task))
         assert texts.train is not None
-        model = build_text_model(unit.model, texts, recipe, head)
+        model = build_text_model(unit.model, texts, recipe, unit.head)
         kept = replace(texts.train, texts=texts.train.texts[:size], labels=texts.train.labels[:size])
         kept.pairs = None if texts.train.pairs is None else texts.train.pairs[:size]
         encoded = TextSet(kept, model.processor, recipe.max_length, texts.labels is None)

@@ -9,21 +9,27 @@ from typing import Any
 
 import yaml
 
+from sot.models.comparison import Comparison, load_comparisons
 from sot.recipe import Recipe, load_recipe
 
 PRESETS = ("paper", "cpu")
+COMPARISON_RECIPES = {"5a": "sot_tiny", "5b": "sot_small", "5c": "sot_base"}
 ROW_KEYS = ("name", "paper", "model", "recipe", "tasks", "only")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: a model and what it changes in its recipe. `model` None is the user's to name."""
+    """One row: a model and what it changes in its recipe.
+
+    `model` None is the user's to name; `conventional` models have the head they were published with.
+    """
 
     name: str
     recipe: Recipe
     model: str | None
     paper: dict[str, float] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()  # texts: one training for each
+    conventional: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,8 @@ class TableOfPaper:
 
 def table_names() -> list[str]:
     """Names of the tables."""
-    folder = resources.files("sot") / "tables"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    files = (entry.name for entry in (resources.files("sot") / "tables").iterdir())
+    return sorted([*(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")), *load_comparisons()])
 
 
 def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfPaper:
@@ -49,9 +55,28 @@ def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfP
         raise ValueError(f"unknown table {name!r}; accepted: {', '.join(table_names())}")
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; accepted: {', '.join(PRESETS)}")
+    if name in load_comparisons():
+        return _comparison(load_comparisons()[name], preset, settings)
     values = yaml.safe_load((resources.files("sot") / "tables" / f"{name}.yaml").read_text())
     rows = [_row(row, values, preset, settings) for row in values["rows"] if row.get("only", preset) == preset]
     return TableOfPaper(name, values["title"], values["columns"], rows, values.get("note", ""))
+
+
+def _comparison(comparison: Comparison, preset: str, settings: Sequence[str]) -> TableOfPaper:
+    """The state of the art: published models as they are, and ours."""
+    rows = []
+    for row in comparison.rows:
+        recipe = load_recipe(COMPARISON_RECIPES[comparison.name] if preset == "paper" else "comparison_cpu")
+        if row.side is not None:
+            size = {"left_dim": row.side, "right_dim": row.side, "fusion": row.fusion}
+            recipe = replace(recipe.with_head(size), embed="densenet")
+        paper = {"accuracy": row.imagenet, "params": row.params}
+        if row.imagenet_a is not None:
+            paper["imagenet_a"] = row.imagenet_a
+        conventional = not row.is_ours
+        rows.append(Row(row.name, recipe.changed(settings), row.model, paper, conventional=conventional))
+    columns = {"accuracy": "top-1, %", "imagenet_a": "ImageNet-A, %", "params": "params M"}
+    return TableOfPaper(comparison.name, comparison.title, columns, rows)
 
 
 def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes: Sequence[str]) -> Row:

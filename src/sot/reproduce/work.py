@@ -54,10 +54,15 @@ class Unit:
     about_data: dict[str, Any]
 
     @property
+    def head(self) -> HeadConfig | None:
+        """None is the conventional one."""
+        return None if self.row.conventional else HeadConfig.from_dict(self.recipe.head)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What makes two units the same, whatever the table, the machine and defaults added later."""
         recipe = _beyond_defaults(self.recipe, Recipe())
-        recipe["head"] = _beyond_defaults(HeadConfig.from_dict(self.recipe.head), HeadConfig())
+        recipe["head"] = None if self.head is None else _beyond_defaults(self.head, HeadConfig())
         for words in ("about", "grid"):
             recipe.pop(words, None)
         return {"model": Path(self.model).name, "task": self.task, "data": self.about_data, "recipe": recipe}
@@ -156,7 +161,7 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
     processes = PartialState()
     result = store.result(unit)
     processes.wait_for_everyone()  # all have looked before one writes
-    run, head = store.run(unit), HeadConfig.from_dict(unit.recipe.head)
+    run, head = store.run(unit), unit.head
     if result is None:
         begun = (run / "run.json").is_file()
         options: dict[str, Any] = {"resume": begun, "overwrite": not begun, "report_to": "none"}
