@@ -8,9 +8,11 @@ BIN := $(VENV)/bin
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
+# imagecorruptions asks for OpenCV with a display, which a server cannot load; the one without, that grad-cam brings, serves it.
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps imagecorruptions-imaug
 	touch $@
 
 setup: $(VENV)/installed ## Create .venv with everything the project needs
