@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from sot.core.precision import at_least_float32, autocast_off
 
-EPSILON = 1e-8  # added to the normaliser
-
 
 def positive_features(x: Tensor, directions: Tensor) -> Tensor:
     """`exp(w·x − |x|²/2) / √m` for each of m directions w: products of two of them estimate `exp(x·y)`."""
@@ -22,11 +20,11 @@ def positive_features(x: Tensor, directions: Tensor) -> Tensor:
     return exponent.exp() / math.sqrt(directions.shape[0])
 
 
-def linear_attention(query: Tensor, key: Tensor, value: Tensor, directions: Tensor) -> Tensor:
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, directions: Tensor, eps: float = 1e-8) -> Tensor:
     """Attention with the estimated kernel, in time linear in the number of tokens."""
     query, key = positive_features(query, directions), positive_features(key, directions)
     normalizer = query @ key.sum(1).unsqueeze(2)  # (batch, tokens, 1)
-    return query @ (key.mT @ value) / (normalizer + EPSILON)
+    return query @ (key.mT @ value) / (normalizer + eps)
 
 
 def performer_attention(query: Tensor, key: Tensor, value: Tensor, directions: Tensor) -> Tensor:

@@ -43,8 +43,11 @@ class ProgressiveSamplingTransformer(PublishedTransformer):
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups for layer decay: the layers that sample come before the others."""
-        layers = [(r"^patch_embed\.proj\.ps_layers\.(\d+)", None), (r"^blocks\.(\d+)", None), (r"^norm", (99999,))]
-        return {"stem": r"^cls_token|reg_token|patch_embed\.proj\.(stem|pos_layer)", "blocks": layers}
+        return {
+            "stem": r"^cls_token|reg_token|patch_embed\.proj\.(?:stem|pos_layer)",
+            "sampling": r"^patch_embed\.proj\.ps_layers\.(\d+)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
 
 
 SIZES: dict[str, dict[str, Any]] = {
