@@ -3,8 +3,7 @@
 Both branches classify: their logits are added. Parameter names and shapes are those of the authors' checkpoints.
 """
 
-from __future__ import annotations
-
+# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
 from functools import partial
 from typing import TYPE_CHECKING, Any
 

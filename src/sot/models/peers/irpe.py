@@ -76,7 +76,7 @@ class ScoreEncodings(Encodings):
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, heads, tokens, head_dim)` to `(batch, heads, tokens, tokens)`."""
         scores = x @ self.lookup_table_weight[0]  # (batch, heads, tokens, buckets)
-        return scores.gather(-1, self.buckets.expand(scores.shape[0], scores.shape[1], -1, -1))
+        return torch.take_along_dim(scores, self.buckets[None, None], -1)
 
 
 class ValueEncodings(Encodings):

@@ -3,8 +3,7 @@
 Parameter names and shapes are those of the authors' checkpoints.
 """
 
-from __future__ import annotations
-
+# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
 from typing import TYPE_CHECKING, Any
 
 import torch
