@@ -173,7 +173,7 @@ def _columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth:
     labels, branches = labels_of(model), split_logits(model.classifier, reading.tokens)
     columns = []
     for part, values in maps.items():
-        votes = branches.votes(part)[0]
+        votes = branches.votes(part)[0].detach()
         predicted = labels[int(votes.argmax())] if len(labels) > 1 else f"{float(votes[0]):.3f}"
         correct = None if truth is None else predicted == truth
         columns.append(Column(name_of(model.classifier, part), values, predicted, correct))

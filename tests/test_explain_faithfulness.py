@@ -1,0 +1,144 @@
+"""Deleting what an explanation calls important lowers the score of the class faster than deleting at random."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from test_explain_text import make_bert, make_gpt, make_tokenizer
+
+from sot.data.acceptability import THIRD_PERSON, VERBS, acceptability
+from sot.explain import (
+    BOTH,
+    CLASS,
+    WORDS,
+    activation_maps,
+    delete_patches,
+    delete_words,
+    explain_text,
+    relevance_maps,
+    split_words,
+)
+from sot.models.equip import equip
+
+FORMS = {form: number for number, verb in enumerate(VERBS) for form in (verb, THIRD_PERSON.get(verb, verb + "s"))}
+
+
+def fit(model, batches, rate, steps):
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps + 1)
+    for _ in range(steps):
+        loss = model(**next(batches)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """A transformer of two layers that tells digits apart by 4×4 patches, and 20 pictures it was not trained on."""
+    torch.manual_seed(0)
+    data = load_digits()
+    pixels = F.interpolate(torch.tensor(data.images / 16 - 0.5).float()[:, None].expand(-1, 3, -1, -1), size=16)
+    labels = torch.tensor(data.target)
+    size = {"img_size": 16, "patch_size": 4, "embed": "naive", "depth": 2, "embed_dim": 48, "num_heads": 4}
+    head = {"heads": 3, "left_dim": 8, "right_dim": 8}
+    model = equip("sot_7", 10, head, pretrained=False, model_args=size)
+
+    def batches():
+        while True:
+            for batch in torch.randperm(1500).split(64)[:-1]:
+                yield {"pixel_values": pixels[batch], "labels": labels[batch]}
+
+    fit(model, batches(), 3e-3, 230)
+    with torch.no_grad():
+        right = model(pixels[1500:]).logits.argmax(1) == labels[1500:]
+    assert right.float().mean() > 0.8
+    return model, pixels[1500:][right][:20]
+
+
+def test_deleting_relevant_patches_lowers_the_score_faster_than_random_ones(digits):
+    model, pictures = digits
+    draw = np.random.default_rng(0)
+    areas: dict[str, list[float]] = {}
+    for picture in pictures.split(1):
+        with torch.no_grad():
+            target = int(model(picture).logits.argmax())
+        maps = {"hirescam": activation_maps(model, picture, target, "hirescam")[BOTH], "random": draw.random((4, 4))}
+        relevance, _ = relevance_maps(model, picture, target)
+        maps |= {"relevance": relevance[BOTH], "class": relevance[CLASS], "words": relevance[WORDS]}
+        maps["least relevant"] = -relevance[BOTH]
+        for name, found in maps.items():
+            curve = delete_patches(model, picture, found, target)
+            assert len(curve) == 17 and curve[0] > curve[-1]
+            areas.setdefault(name, []).append(curve.mean())
+    area = {name: float(np.mean(values)) for name, values in areas.items()}
+    print(area)
+    for name in ("relevance", "hirescam", "class", "words"):
+        assert area[name] < area["random"] - 0.05, area
+    assert area["least relevant"] > area["random"], area
+
+
+def sentences(count):
+    """Bundled sentences with one verb of the end, whose number in the list is odd or even: all the rest is idle."""
+    rows = []
+    for sentence, _ in acceptability(3 * count, 2, seed=1)["train"]:
+        verbs = [word for word in sentence.split() if word in FORMS]
+        if len(verbs) == 1:
+            rows.append((sentence, FORMS[verbs[0]] % 2, sentence.split().index(verbs[0])))
+    return rows[:count]
+
+
+@pytest.mark.parametrize("make", [make_bert, make_gpt])
+def test_deleting_influential_words_lowers_the_score_faster_than_random_ones(make):
+    torch.manual_seed(0)
+    rows = sentences(500)
+    tokenizer = make_tokenizer([sentence for sentence, *_ in rows])
+    model = equip(make(tokenizer), labels=["even", "odd"], head={"heads": 3, "left_dim": 8, "right_dim": 8})
+    encoded = tokenizer([sentence for sentence, *_ in rows], padding=True, return_tensors="pt")
+    labels = torch.tensor([label for _, label, _ in rows])
+
+    def batches():
+        while True:
+            for batch in torch.randperm(480).split(32):
+                ids = encoded["input_ids"][batch].clone()
+                ids[(torch.rand(ids.shape) < 0.1) & (ids > 4)] = tokenizer.mask_token_id  # so that a mask means nothing
+                yield {"input_ids": ids, "attention_mask": encoded["attention_mask"][batch], "labels": labels[batch]}
+
+    fit(model, batches(), 5e-3, 150)
+    draw, areas, hits = np.random.default_rng(0), [], []
+    for sentence, label, verb in rows[480:]:
+        words = split_words(model, tokenizer, sentence)
+        found = {
+            method: explain_text(model, tokenizer, sentence, method=method, target=label).columns[-1].values
+            for method in ("relevance", "gradient")
+        }
+        found["random"] = draw.random(len(words))
+        hits.append(found["relevance"].argmax() == verb)
+        blank = tokenizer.mask_token_id
+        areas.append([delete_words(model, words.encoded, words.tokens, v, label, blank).mean() for v in found.values()])
+    relevance, gradient, random = np.mean(areas, axis=0)
+    print(relevance, gradient, random, np.mean(hits))
+    assert relevance < random - 0.05 and gradient < random - 0.05
+    assert np.mean(hits) > 0.6
+
+
+def test_deletion_deletes_the_patch_it_says():
+    """A stand-in that scores the brightness of one cell: the curve drops when that cell goes, and only then."""
+
+    class Cell(torch.nn.Module):
+        device = torch.device("cpu")
+
+        def forward(self, pixel_values):
+            bright = pixel_values[:, 0, 2:4, 4:6].mean((1, 2))
+            return type("Output", (), {"logits": torch.stack([bright, torch.zeros_like(bright)], dim=1)})
+
+    importance = np.arange(6, dtype=float).reshape(2, 3)
+    pixels = torch.zeros(1, 1, 4, 6)
+    pixels[..., 2:4, 4:6] = 6.0
+    curve = delete_patches(Cell(), pixels, importance, 0)
+    assert curve[0] > 0.99 and curve[1:] == pytest.approx(curve[1], abs=1e-6) and curve[1] < 0.8
+    late = delete_patches(Cell(), pixels, -importance, 0)
+    assert late[:6] == pytest.approx(curve[0]) and late[6] < 0.8
