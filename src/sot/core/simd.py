@@ -19,6 +19,8 @@ from torch import Tensor
 MAX_COLUMNS = 64
 GROUPS_A_THREAD = 4  # fewer are done before the thread has started
 
+Blocks = tuple[Tensor, ...]
+
 
 @functools.cache
 def kernels() -> ModuleType | None:
@@ -71,11 +73,15 @@ def power(matrix: Tensor, exponent: float, left_eps: float) -> tuple[Tensor, Ten
     return out, left, values, right
 
 
-def pull_back(grad: Tensor, left: Tensor, right: Tensor, *slopes: Tensor) -> Tensor:
-    """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`; the slopes are A, B, ratio and scale."""
+def pull_back(grad: Tensor, kept: Blocks, slopes: Blocks | None, roots: Blocks | None, factors: Blocks) -> Tensor:
+    """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, where A and B are the slopes or made of roots.
+
+    `kept` has U and V, `factors` ratio and scale.
+    """
     module = kernels()
     assert module is not None
-    out = torch.empty_like(grad)
-    source, target, kept, blocks = grad.numpy(), out.numpy(), _arrays(left, right), _arrays(*slopes)
-    _on_threads(lambda part: module.pull_back(source, kept, blocks, target, part), len(left))
+    nothing, out = grad.new_empty(0, 1), torch.empty_like(grad)
+    blocks = [_arrays(*given) for given in (kept, slopes or (nothing,) * 2, roots or (nothing,) * 3, factors)]
+    source, target = grad.numpy(), out.numpy()
+    _on_threads(lambda part: module.pull_back(source, *blocks, target, part), len(kept[0]))
     return out

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sot.core.simd_lanes import LANES, any_of, fill, load, magnitude, root, routine, select, store, with_sign
 
 Array = Any
 Register = Any
 
 ROUNDING = 2.0**-53
-MAX_SWEEPS = 60  # for one eigenvalue; two or three are usual
+SWEEPS = 4  # that the vectors follow at once, while two of their rows are in the nearest cache
+MAX_SWEEPS = 30  # for one eigenvalue; two are usual
 
 
 @routine
@@ -72,103 +75,113 @@ def tridiagonalize(a: Array, n: int, stride: int, diagonal: Array, beside: Array
 
 
 @routine
-def accumulate(a: Array, n: int, stride: int, inverses: Array, vectors: Array, p: Array) -> None:
-    """The product of the reflections that `tridiagonalize` left in `a`."""
-    zero, one = fill(0.0), fill(1.0)
+def accumulate(a: Array, n: int, stride: int, inverses: Array, vectors: Array) -> None:
+    """The product of the reflections that `tridiagonalize` left in `a`, two columns at a time."""
     vectors[:] = 0
     for i in range(n):
-        store(vectors, (i * stride + i) * LANES, one)
+        store(vectors, (i * stride + i) * LANES, fill(1.0))
     for i in range(2, n):
         row, inverse = i * stride * LANES, load(inverses, i * LANES)
-        for j in range(i):
-            store(p, j * LANES, zero)
-        for k in range(i):
-            at, u = k * stride * LANES, load(a, row + k * LANES)
-            for j in range(i):
-                store(p, j * LANES, load(p, j * LANES) + u * load(vectors, at + j * LANES))
-        for k in range(i):
-            at, u = k * stride * LANES, load(a, row + k * LANES) * inverse
-            for j in range(i):
-                store(vectors, at + j * LANES, load(vectors, at + j * LANES) - u * load(p, j * LANES))
+        for j in range(0, i, 2):
+            p0 = p1 = fill(0.0)
+            for k in range(i):
+                u, at = load(a, row + k * LANES), (k * stride + j) * LANES
+                p0, p1 = p0 + u * load(vectors, at), p1 + u * load(vectors, at + LANES)
+            p0, p1 = p0 * inverse, p1 * inverse
+            for k in range(i):
+                u, at = load(a, row + k * LANES), (k * stride + j) * LANES
+                store(vectors, at, load(vectors, at) - u * p0)
+                store(vectors, at + LANES, load(vectors, at + LANES) - u * p1)
+
+
+@routine
+def find_blocks(diagonal: Array, beside: Array, n: int, tolerance: Register) -> tuple[Register, Register, Register]:
+    """Lane by lane the first block that is not diagonal: its start and end, or n and -1, and how a sweep begins."""
+    zero, one = fill(0.0), fill(1.0)
+    first, end, stop = fill(float(n)), fill(-1.0), fill(n - 1.0)
+    corner = above = below = zero
+    e = one
+    last = following = load(diagonal, (n - 1) * LANES)
+    for i in range(n - 2, -1, -1):
+        index, here, coupling = fill(float(i)), load(diagonal, i * LANES), load(beside, i * LANES)
+        small = magnitude(coupling) <= tolerance
+        stop, last = select(small, index, stop), select(small, here, last)
+        first, end, corner = select(small, first, index), select(small, end, stop), select(small, corner, last)
+        above, e, below = select(small, above, here), select(small, e, coupling), select(small, below, following)
+        following = here
+    g = (below - above) / (e + e)  # the shift is the eigenvalue of the upper corner that is closer to it
+    return first, end, corner - above + e / (g + with_sign(root(g * g + one), g))
 
 
 @routine
 def sweep(
-    diagonal: Array, beside: Array, cosines: Array, sines: Array, low: int, top: int, end: Register, shifted: Register
+    diagonal: Array, beside: Array, turns: Array, window: tuple[int, int], first: Register, end: Register, g: Register
 ) -> None:
-    """One implicit QL step from `end`, each lane's own, down to `low`; a lane that is not there yet does not turn."""
+    """One implicit QL step up the window; a lane turns between its own `first` and `end` only. Keeps (cos, sin)."""
     zero, one = fill(0.0), fill(1.0)
-    g, s, c, p = shifted, one, one, zero
-    for i in range(top - 1, low - 1, -1):
-        here, below = i * LANES, (i + 1) * LANES
-        turns, inside = fill(float(i)) < end, fill(i + 1.0) < end
-        e, d = load(beside, here), load(diagonal, below)
+    s, c, q = one, one, load(diagonal, window[1] * LANES)
+    for i in range(window[1] - 1, window[0] - 1, -1):
+        here, below, index = i * LANES, (i + 1) * LANES, fill(float(i))
+        on = (first <= index) & (index < end)
+        d, e = load(diagonal, here), load(beside, here)
         f, b = s * e, c * e
-        r = root(f * f + g * g)
-        store(beside, below, select(inside, r, load(beside, below)))
-        inverse = one / select(zero < r, r, one)
-        sine, cosine = f * inverse, select(zero < r, g * inverse, one)
-        q = d - p
-        r = (load(diagonal, here) - q) * sine + (cosine + cosine) * b
-        store(diagonal, below, select(turns, q + sine * r, d))
-        g, p = select(turns, cosine * r - b, g), select(turns, sine * r, p)
-        s, c = select(turns, sine, one), select(turns, cosine, one)
-        store(cosines, here, c)
-        store(sines, here, select(turns, sine, zero))
-    store(diagonal, low * LANES, load(diagonal, low * LANES) - p)
-    store(beside, low * LANES, select(fill(float(low)) < end, g, load(beside, low * LANES)))
+        square = f * f + g * g
+        inverse = root(square) * (one / select(zero < square, square, one))
+        store(beside, below, select(on & (index + one < end), square * inverse, load(beside, below)))
+        sine, cosine = f * inverse, select(zero < square, g * inverse, one)
+        r = (d - q) * sine + (cosine + cosine) * b
+        p = sine * r
+        store(diagonal, below, select(on, q + p, load(diagonal, below)))
+        g, q = select(on, cosine * r - b, g), select(on, d - p, d)
+        s, c = select(on, sine, one), select(on, cosine, one)
+        store(diagonal, here, q)
+        store(beside, here, select(on, g, e))
+        store(turns, 2 * here, c)
+        store(turns, 2 * here + LANES, select(on, sine, zero))
 
 
 @routine
-def rotate(vectors: Array, stride: int, cosines: Array, sines: Array, low: int, top: int) -> None:
-    """Turn the columns as in `sweep`, two rows at a time, with the column that two turns share kept in registers."""
+def rotate(vectors: Array, stride: int, turns: Array, windows: Array) -> None:
+    """Turn the columns as in several sweeps, two rows at a time, with the column that two turns share in registers."""
     for k in range(0, stride, 2):
         row, next_row = k * stride * LANES, (k + 1) * stride * LANES
-        x0, x1 = load(vectors, row + top * LANES), load(vectors, next_row + top * LANES)
-        for i in range(top - 1, low - 1, -1):
-            at = i * LANES
-            c, s = load(cosines, at), load(sines, at)
-            y0, y1 = load(vectors, row + at), load(vectors, next_row + at)
-            store(vectors, row + at + LANES, s * y0 + c * x0)
-            store(vectors, next_row + at + LANES, s * y1 + c * x1)
-            x0 = c * y0 - s * x0
-            x1 = c * y1 - s * x1
-        store(vectors, row + low * LANES, x0)
-        store(vectors, next_row + low * LANES, x1)
+        for j in range(len(windows)):
+            start, stop, kept = windows[j, 0] * LANES, windows[j, 1] * LANES, j * 2 * stride * LANES
+            x0, x1 = load(vectors, row + stop), load(vectors, next_row + stop)
+            for at in range(stop - LANES, start - LANES, -LANES):
+                c, s = load(turns, kept + 2 * at), load(turns, kept + 2 * at + LANES)
+                y0, y1 = load(vectors, row + at), load(vectors, next_row + at)
+                store(vectors, row + at + LANES, s * y0 + c * x0)
+                store(vectors, next_row + at + LANES, s * y1 + c * x1)
+                x0 = c * y0 - s * x0
+                x1 = c * y1 - s * x1
+            store(vectors, row + start, x0)
+            store(vectors, next_row + start, x1)
 
 
 @routine
-def split_off(diagonal: Array, beside: Array, n: int, low: int, tolerance: Register) -> tuple[Register, Register]:
-    """Lane by lane: where the block that starts at `low` ends, and the diagonal there."""
-    end, last = fill(n - 1.0), load(diagonal, (n - 1) * LANES)
-    for i in range(n - 2, low - 1, -1):
-        small = magnitude(load(beside, i * LANES)) <= tolerance
-        end = select(small, fill(float(i)), end)
-        last = select(small, load(diagonal, i * LANES), last)
-    return end, last
-
-
-@routine
-def diagonalize(
-    diagonal: Array, beside: Array, n: int, vectors: Array, stride: int, cosines: Array, sines: Array
-) -> None:
-    """Implicit QL: eigenvalue after eigenvalue, until it stands alone in every lane."""
+def diagonalize(diagonal: Array, beside: Array, n: int, vectors: Array, stride: int, turns: Array) -> None:
+    """Implicit QL of a tridiagonal block; `turns` has room for `SWEEPS` sweeps, after which the vectors follow."""
     tolerance = fill(0.0)
     for i in range(n):
         size = magnitude(load(diagonal, i * LANES)) + magnitude(load(beside, i * LANES))
         tolerance = select(tolerance < size, size, tolerance)
     tolerance = tolerance * fill(ROUNDING)
-    for low in range(n - 1):
-        for _ in range(MAX_SWEEPS):
-            end, last = split_off(diagonal, beside, n, low, tolerance)
-            unfinished = fill(float(low)) < end
-            if not any_of(unfinished):
-                break
-            top = n - 1
-            while not any_of(fill(float(top)) <= end):
-                top -= 1
-            here, e = load(diagonal, low * LANES), select(unfinished, load(beside, low * LANES), fill(1.0))
-            g = (load(diagonal, (low + 1) * LANES) - here) / (e + e)
-            g = last - here + e / (g + with_sign(root(g * g + fill(1.0)), g))
-            sweep(diagonal, beside, cosines, sines, low, top, end, g)
-            rotate(vectors, stride, cosines, sines, low, top)
+    windows, kept = np.empty((SWEEPS, 2), np.intp), 0
+    low = 0
+    for _ in range(MAX_SWEEPS * n):
+        first, end, g = find_blocks(diagonal, beside, n, tolerance)
+        while low < n and not any_of(first <= fill(float(low))):
+            low += 1
+        if low == n:
+            break
+        top = n - 1
+        while not any_of(fill(float(top)) <= end):
+            top -= 1
+        sweep(diagonal, beside, turns[kept * 2 * stride * LANES :], (low, top), first, end, g)
+        windows[kept] = low, top
+        kept += 1
+        if kept == SWEEPS:
+            rotate(vectors, stride, turns, windows)
+            kept = 0
+    rotate(vectors, stride, turns, windows[:kept])

@@ -12,7 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from sot.core.simd_eigh import accumulate, diagonalize, tridiagonalize
+from sot.core.simd_eigh import SWEEPS, accumulate, diagonalize, tridiagonalize
 from sot.core.simd_lanes import (
     LANES,
     fill,
@@ -61,18 +61,24 @@ def unpack(block: Array, stride: int, tensor: Array, first: int) -> None:
 
 @routine
 def multiply(
-    out: Array, a: Array, a_strides: tuple[int, int], b: Array, b_strides: tuple[int, int], shape: tuple[int, int, int]
+    out: Array,
+    a: Array,
+    a_strides: tuple[int, int],
+    b: Array,
+    b_strides: tuple[int, int],
+    shape: tuple[int, int, int],
+    lower: bool = False,
 ) -> None:
     """`out = a b`, two rows and two columns at a time; a transposed factor has its strides swapped.
 
-    The `shape` is that of the product and what is summed over, last.
+    The `shape` is that of the product and what is summed over, last; `lower` leaves out what lies above the diagonal.
     """
     zero = zeros_like(out)
     rows, columns, inner = shape
     a_row, a_inner = a_strides[0] * LANES, a_strides[1] * LANES
     b_inner, b_column = b_strides[0] * LANES, b_strides[1] * LANES
     for i in range(0, rows, 2):
-        for j in range(0, columns, 2):
+        for j in range(0, i + 2 if lower else columns, 2):
             c00, c01, c10, c11 = zero, zero, zero, zero
             x, y = i * a_row, j * b_column
             for _ in range(inner):
@@ -151,8 +157,36 @@ def round_to_single(block: Array, out: Array) -> None:
         store(out, at, to_single(load(block, at)))
 
 
+@routine
+def mix(products: Array, same: Array, swapped: Array, ratio: Array, out: Array) -> None:
+    """`A∘T + B∘Tᵀ - T diag(ratio)`."""
+    line = ratio.size
+    for i in range(0, line // LANES):
+        for j in range(0, line // LANES):
+            at, mirrored = i * line + j * LANES, j * line + i * LANES
+            x = (load(same, at) - load(ratio, j * LANES)) * load(products, at)
+            store(out, at, x + load(swapped, at) * load(products, mirrored))
+
+
+@routine
+def mix_by_root(products: Array, roots: Array, small: Array, shares: Array, ratio: Array, out: Array) -> None:
+    """`mix` for α = ½, with A and B as in `sot.core.spectral` from (λ²+ε²)^¼, ε and λ over it, and its inverse."""
+    line, one = roots.size, to_single(fill(1.0))
+    for i in range(0, line // LANES):
+        s, square = load(roots, i * LANES), load(roots, i * LANES) * load(roots, i * LANES)
+        for j in range(i + 1):
+            at, mirrored, t = i * line + j * LANES, j * line + i * LANES, load(roots, j * LANES)
+            both = square + t * t
+            inverse = one / (both * (s + t))
+            same = (both + s * t + load(small, i * LANES) * load(small, j * LANES)) * inverse
+            swapped = load(shares, i * LANES) * load(shares, j * LANES) * inverse
+            x, y = load(products, at), load(products, mirrored)
+            store(out, at, (same - load(ratio, j * LANES)) * x - swapped * y)
+            store(out, mirrored, (same - load(ratio, i * LANES)) * y - swapped * x)
+
+
 BATCH = numba.float32[:, :, :]
-PAIR, TRIPLE, QUADRUPLE = (numba.types.UniTuple(numba.float32[:, ::1], count) for count in (2, 3, 4))  # of blocks
+PAIR, TRIPLE = (numba.types.UniTuple(numba.float32[:, ::1], count) for count in (2, 3))  # of blocks
 GROUPS = numba.types.UniTuple(numba.intp, 2)
 
 
@@ -171,17 +205,17 @@ def power(
     q, images = np.empty(size, np.float64), np.empty(size, np.float64)
     gram, v = np.empty(square, np.float64), np.empty(square, np.float64)
     diagonal, beside, lengths = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(line, np.float64)
-    work, more = np.empty(line, np.float64), np.empty(line, np.float64)
+    work, more, turns = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(2 * SWEEPS * line, np.float64)
     across, down = (columns, 1), (1, columns)
     for group in range(groups[0], groups[1]):
         slot = group % kept[0].shape[0]
         left, values, right = kept[0][slot], kept[1][slot], kept[2][slot]
         pack(matrix, group * LANES, packed, columns)
         poison = unpack_finite(packed, q)
-        multiply(gram, q, down, q, across, (columns, columns, rows))
+        multiply(gram, q, down, q, across, (columns, columns, rows), True)
         tridiagonalize(gram, n, columns, diagonal, beside, work, more)
-        accumulate(gram, n, columns, work, v, more)
-        diagonalize(diagonal, beside, n, v, columns, work, more)
+        accumulate(gram, n, columns, work, v)
+        diagonalize(diagonal, beside, n, v, columns, turns)
 
         multiply(images, q, across, v, across, (rows, columns, columns))
         largest = measure(images, rows, columns, poison, lengths)
@@ -194,31 +228,38 @@ def power(
         unpack(packed, columns, out, group * LANES)
 
 
-@kernel(numba.void(BATCH, PAIR, QUADRUPLE, BATCH, GROUPS))
+@kernel(numba.void(BATCH, PAIR, PAIR, TRIPLE, PAIR, BATCH, GROUPS))
 def pull_back(
-    grad: Array, kept: tuple[Array, ...], slopes: tuple[Array, ...], out: Array, groups: tuple[int, int]
+    grad: Array,
+    kept: tuple[Array, ...],
+    slopes: tuple[Array, ...],
+    roots: tuple[Array, ...],
+    factors: tuple[Array, ...],
+    out: Array,
+    groups: tuple[int, int],
 ) -> None:
-    """`out = scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, for a range of groups."""
+    """`out = scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, for a range of groups.
+
+    `kept` has U and V, `factors` ratio and scale; A and B are the `slopes`, or made of `roots` if those are empty.
+    """
     rows, columns = grad.shape[1] + grad.shape[1] % 2, grad.shape[2] + grad.shape[2] % 2
     size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
     packed, mapped, result = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
-    inner, middle = np.empty(square, np.float32), np.empty(square, np.float32)
+    products, middle = np.empty(square, np.float32), np.empty(square, np.float32)
     across, down = (columns, 1), (1, columns)
     for group in range(groups[0], groups[1]):
-        left, right = kept[0][group], kept[1][group]
-        same, swapped, ratio, scale = slopes[0][group], slopes[1][group], slopes[2][group], slopes[3][group]
+        left, right, ratio, scale = kept[0][group], kept[1][group], factors[0][group], load(factors[1][group], 0)
         pack(grad, group * LANES, packed, columns)
         multiply(mapped, packed, across, right, across, (rows, columns, columns))
-        multiply(inner, left, down, mapped, across, (columns, columns, rows))
-        for i in range(columns):
-            for j in range(columns):
-                at, mirrored = (i * columns + j) * LANES, (j * columns + i) * LANES
-                x = (load(same, at) - load(ratio, j * LANES)) * load(inner, at)
-                store(middle, at, x + load(swapped, at) * load(inner, mirrored))
+        multiply(products, left, down, mapped, across, (columns, columns, rows))
+        if len(slopes[0]) > 0:
+            mix(products, slopes[0][group], slopes[1][group], ratio, middle)
+        else:
+            mix_by_root(products, roots[0][group], roots[1][group], roots[2][group], ratio, middle)
         multiply(result, left, across, middle, across, (rows, columns, columns))
         for row in range(0, size, line):
             for at in range(0, line, LANES):
                 x = load(result, row + at) + load(mapped, row + at) * load(ratio, at)
-                store(result, row + at, x * load(scale, 0))
+                store(result, row + at, x * scale)
         multiply(packed, result, across, right, down, (rows, columns, columns))
         unpack(packed, columns, out, group * LANES)

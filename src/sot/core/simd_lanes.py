@@ -56,9 +56,13 @@ class _Model(models.PrimitiveModel):
         super().__init__(manager, lanes, lanes.llvm)
 
 
-def _define(function: Any, emit: Callable[..., Any], arity: int = 2, result: Lanes | None = None) -> None:
-    kinds = (DOUBLES, FLOATS)
-
+def _define(
+    function: Any,
+    emit: Callable[..., Any],
+    arity: int = 2,
+    result: Lanes | None = None,
+    kinds: tuple[Lanes, ...] = (DOUBLES, FLOATS),
+) -> None:
     class Signatures(ConcreteTemplate):
         cases = [signature(result or kind, *[kind] * arity) for kind in kinds]  # noqa: RUF012
 
@@ -75,6 +79,7 @@ _define(operator.neg, lambda builder, x: builder.fneg(x), arity=1)
 _define(operator.lt, lambda builder, x, y: builder.fcmp_ordered("<", x, y), result=FLAGS)
 _define(operator.le, lambda builder, x, y: builder.fcmp_ordered("<=", x, y), result=FLAGS)
 _define(operator.eq, lambda builder, x, y: builder.fcmp_ordered("==", x, y), result=FLAGS)
+_define(operator.and_, lambda builder, x, y: builder.and_(x, y), kinds=(FLAGS,))
 
 
 def _kind_of(array: Any) -> Lanes:

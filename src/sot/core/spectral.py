@@ -44,14 +44,19 @@ def _power(left: Tensor, values: Tensor, right: Tensor, exponent: float) -> Tens
     return (left * values.pow(exponent).unsqueeze(-2)) @ right
 
 
+def _roots(unit: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """s = (λ²+ε²)^¼, ε/s and λ/s: what the slopes of α = ½ are made of."""
+    root = (unit.square() + eps**2).sqrt().sqrt()
+    return root, eps / root, unit / root
+
+
 def _root_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """`_any_slopes` for α = ½ without powers of pairs: with s = (λ²+ε²)^¼ every difference of powers factors.
 
     A = (s²+t²+st + ε²/st) / ((s+t)(s²+t²)), B = -λμ / (st(s+t)(s²+t²)), where t and μ belong to the other index.
     """
-    root = (unit.square() + eps**2).sqrt().sqrt()
-    square, small, share = root.square(), eps / root, unit / root
-    columns = root.unsqueeze(2)
+    root, small, share = _roots(unit, eps)
+    square, columns = root.square(), root.unsqueeze(2)
     both = square.unsqueeze(2) + square.unsqueeze(1)
     inverse = both.mul(columns + root.unsqueeze(1)).reciprocal_()
     same = both.addcmul_(columns, root.unsqueeze(1)).addcmul_(small.unsqueeze(2), small.unsqueeze(1)).mul_(inverse)
@@ -82,17 +87,20 @@ def _any_slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tens
     return (difference + mean) / 2, (difference - mean) / 2
 
 
-def _slopes(values: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Of singular values `(batch, k, ...)`: A, B, what is left of f(λ)/λ at each, the scale, and λ/λ₁.
+def _slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
+    return _root_slopes(unit, eps) if exponent == 0.5 else _any_slopes(unit, exponent, eps)
+
+
+def _relative(values: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of singular values `(batch, k, ...)`: λ/λ₁, g(λ/λ₁), and λ₁^(α-1), to which the gradient is proportional.
 
     All is computed on λ/λ₁, so that no scale can overflow; a zero matrix has no direction to shrink along.
     """
     largest = values.amax(1, keepdim=True)
     alive = largest > torch.finfo(values.dtype).tiny
     unit = values / torch.where(alive, largest, 1)
-    same, swapped = _root_slopes(unit, eps) if exponent == 0.5 else _any_slopes(unit, exponent, eps)
     ratio = (unit.square() + eps**2).pow((exponent - 1) / 2)
-    return same, swapped, ratio, torch.where(alive, largest.pow(exponent - 1), 0), unit
+    return unit, ratio, torch.where(alive, largest.pow(exponent - 1), 0)
 
 
 class _SpectralPower(torch.autograd.Function):
@@ -110,7 +118,8 @@ class _SpectralPower(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         left, values, right = ctx.saved_tensors
         with autocast_off(grad):
-            same, swapped, ratio, scale, unit = _slopes(values, ctx.exponent, ctx.eps)
+            unit, ratio, scale = _relative(values, ctx.exponent, ctx.eps)
+            same, swapped = _slopes(unit, ctx.exponent, ctx.eps)
             grad = grad * scale.unsqueeze(-1)
             if ctx.gram:
                 left = left * (unit > LEFT_EPS).unsqueeze(-2)
@@ -141,8 +150,10 @@ class _LanePower(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         left, values, right = ctx.saved_tensors
-        *slopes, _ = _slopes(values, ctx.exponent, ctx.eps)
-        return simd.pull_back(grad, left, right, *slopes), None, None
+        unit, ratio, scale = _relative(values, ctx.exponent, ctx.eps)
+        roots = _roots(unit, ctx.eps) if ctx.exponent == 0.5 else None
+        slopes = None if ctx.exponent == 0.5 else _slopes(unit, ctx.exponent, ctx.eps)
+        return simd.pull_back(grad, (left, right), slopes, roots, (ratio, scale)), None, None
 
 
 def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool) -> Tensor:
