@@ -12,7 +12,7 @@ from sot.models.branched import BranchedHead
 from sot.models.complexity import measure
 from sot.models.peers.coupling import MapToTokens, TokensToMap
 
-TINY = {"embed_dim": 16, "num_heads": 2}
+TINY = {"embed_dim": 16, "num_heads": 2, "channel_ratio": 0.25}
 
 
 def test_weights_are_named_and_shaped_as_published():
@@ -66,9 +66,9 @@ def test_tokens_to_map_is_convolution_norm_and_repetition():
 
 
 def test_timm_api():
-    model = check_timm("conformer_ti", TINY, (64, 96), 16 + 256)
+    model = check_timm("conformer_ti", TINY, (64, 96), 16 + 64)
     tokens, cells = model.forward_features(torch.randn(1, 3, 64, 96))
-    assert tokens.shape == (1, 1 + 4 * 6, 16) and cells.shape == (1, 256, 2, 3)
+    assert tokens.shape == (1, 1 + 4 * 6, 16) and cells.shape == (1, 64, 2, 3)
 
 
 def test_logits_are_the_sum_of_the_branches():
@@ -84,7 +84,7 @@ def test_logits_are_the_sum_of_the_branches():
 @pytest.mark.parametrize("embed", [None, "densenet"])
 def test_equip(embed, tmp_path):
     model = check_equip("conformer_ti", TINY, (64, 64), tmp_path, embed)
-    assert model.layout.dim == 16 and [branch.dim for branch in model.layout.branches] == [256]
+    assert model.layout.dim == 16 and [branch.dim for branch in model.layout.branches] == [64]
     assert model.layout.has_class_token and not model.layout.branches[0].has_class_token
 
 
@@ -115,6 +115,7 @@ def test_conventional_heads_give_the_original():
     torch.testing.assert_close(model(image).logits, source(image))
 
 
+@pytest.mark.slow
 def test_an_instance_is_equipped_too():
     source = timm.create_model("conformer_ti", num_classes=3)
     model = sot.equip(source, head=HEAD)

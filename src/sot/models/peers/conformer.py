@@ -44,7 +44,7 @@ class Conformer(nn.Module):
         in_chans: int = 3,
         num_classes: int = 1000,
         global_pool: str = "token",
-        channel_ratio: int = 1,
+        channel_ratio: float = 1,
         embed_dim: int = 384,
         num_heads: int = 6,
         mlp_ratio: float = 4.0,
@@ -54,7 +54,7 @@ class Conformer(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
-        widths = [channel_ratio * width for width in (64, 128, 256)]
+        widths = [int(channel_ratio * width) for width in (64, 128, 256)]
         self.num_classes = num_classes
         self.global_pool = global_pool
         self.embed_dim = embed_dim
