@@ -22,7 +22,6 @@ from transformers import (
 
 from sot.explain import BOTH, CLASS, WORDS, explain, explain_text, explaining, read_text, split_words
 from sot.explain.words import token_influence, token_limit
-from sot.files import as_png
 from sot.models.equip import equip
 
 HEAD = {"heads": 2, "left_dim": 4, "right_dim": 4}
@@ -161,9 +160,7 @@ def test_a_page_is_whole_offline_and_never_runs_what_the_text_says(bert):
 
 def test_figures_take_any_script_and_no_formula(bert):
     found = explain_text(*bert, "the $\\frac{ cat 猫 кот \u202e \x00 sleeps" + " the" * 30)
-    with pytest.warns(UserWarning, match="Glyph"):
-        picture = as_png(found.figure())
-    assert Image.open(io.BytesIO(picture)).size[0] > 500
+    assert Image.open(io.BytesIO(found.png())).size[0] > 500
 
 
 def test_a_text_of_100000_characters_is_cut_and_it_is_said(bert, gpt):

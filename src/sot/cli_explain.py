@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -125,7 +124,7 @@ def _explain_images(
     names = [f"picture-{name}" if name == "columns" else name for name in _file_names(images)]
     for path, name, truth in progress(list(zip(images, names, truths)), "Explaining"):
         explanation = explain_image(model, processor, open_picture(path), truth=truth, **options)
-        write_atomically(out / f"{name}.png", as_png(explanation.figure()))
+        write_atomically(out / f"{name}.png", explanation.png())
         write_atomically(out / f"{name}.npz", explanation.npz())
         found.append(explanation)
         if as_json:
@@ -149,10 +148,9 @@ def _explain_text(
     from sot.explain import explain_text
 
     explanation = explain_text(model, tokenizer, *texts, **options)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has not every script; the page itself has
-        write_atomically(out / "text.png", as_png(explanation.figure()))
-    write_atomically(out / "text.html", explanation.html())
+    picture = explanation.png()
+    write_atomically(out / "text.png", picture)
+    write_atomically(out / "text.html", explanation.html(picture))
     write_atomically(out / "text.npz", explanation.npz())
     if as_json:
         words = [

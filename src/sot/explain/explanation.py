@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sot.explain.reading import Reading, check_model, explaining, read_image, re
 from sot.explain.relevance import global_attentions, relevance_maps
 from sot.explain.spectrum import Spectrum, singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
+from sot.files import as_png
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 
 if TYPE_CHECKING:
@@ -85,6 +87,12 @@ class Explanation:
         """All of it as a figure of matplotlib."""
         raise NotImplementedError
 
+    def png(self) -> bytes:
+        """The figure as the contents of a file; a script that the font does not have is drawn as boxes."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")
+            return as_png(self.figure())
+
 
 @dataclass
 class ImageExplanation(Explanation):
@@ -115,11 +123,11 @@ class TextExplanation(Explanation):
 
         return text_figure(self)
 
-    def html(self) -> str:
-        """A page without a link to anywhere: the words coloured by influence, and the figure."""
+    def html(self, picture: bytes | None = None) -> str:
+        """A page without a link to anywhere: the words coloured by influence, and the figure, drawn if not given."""
         from sot.explain.page import text_page
 
-        return text_page(self)
+        return text_page(self, self.png() if picture is None else picture)
 
 
 def class_index(labels: list[str], name: str | int, what: str) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import base64
-import warnings
 from html import escape
 from typing import TYPE_CHECKING
 
 from sot.explain.figure import STRONG, WEAK, colour, mark
-from sot.files import as_png
 
 if TYPE_CHECKING:
     from sot.explain.explanation import Column, TextExplanation
@@ -37,8 +35,8 @@ def coloured(explanation: TextExplanation, column: Column) -> str:
     return f"<p>{''.join(pieces)}</p>"
 
 
-def text_page(explanation: TextExplanation) -> str:
-    """The whole page."""
+def text_page(explanation: TextExplanation, picture: bytes) -> str:
+    """The whole page, with the figure as `picture`."""
     name, score = explanation.predictions[0]
     blocks = [f"<h1>{escape(name)} ({score:.3f}); evidence for {escape(explanation.target)}</h1>"]
     blocks.append(f'<p>Influence: <mark style="background: rgb{STRONG}">strong</mark> ')
@@ -52,10 +50,8 @@ def text_page(explanation: TextExplanation) -> str:
             f"<tr><td>{escape(names[i])}</td><td>{escape(names[j])}</td><td>{v:+.4f}</td></tr>" for i, j, v in pairs
         )
         blocks.append(f"<table><tr><th>pair of words</th><th></th><th>evidence</th></tr>{''.join(rows)}</table>")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has not every script; the page itself has
-        picture = base64.b64encode(as_png(explanation.figure())).decode()
-    blocks.append(f'<img alt="contributions, spectrum and pairs" src="data:image/png;base64,{picture}">')
+    data = base64.b64encode(picture).decode()
+    blocks.append(f'<img alt="contributions, spectrum and pairs" src="data:image/png;base64,{data}">')
     blocks += [f"<small>{escape(note)}</small>" for note in explanation.notes]
     head = f'<meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(blocks)}</body></html>\n'
