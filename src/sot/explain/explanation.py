@@ -1,10 +1,7 @@
-"""One input explained: predictions, maps by branch, contributions, spectrum, pairs, and the figure of it all."""
+"""One input explained: predictions, maps by branch, contributions, spectrum and pairs."""
 
 from __future__ import annotations
 
-import io
-import warnings
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,122 +9,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sot.explain.branches import BOTH, CLASS, WORDS, Contributions, branch_contributions, name_of, split_logits
+from sot.explain.branches import BOTH, CLASS, WORDS, branch_contributions, name_of, split_logits
 from sot.explain.cam import METHODS, activation_maps
 from sot.explain.evidence import Evidence, pair_evidence
 from sot.explain.reading import Reading, check_model, explaining, read_image, read_text
 from sot.explain.relevance import global_attentions, relevance_maps
-from sot.explain.spectrum import Spectrum, singular_spectrum
+from sot.explain.result import Column, ImageExplanation, TextExplanation
+from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
-from sot.files import as_png
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from PIL import Image
 
 IMAGE_METHODS = (*METHODS, "relevance")
 Opened = tuple[Any, Any]  # a model and its processor
-
-
-@dataclass
-class Column:
-    """What one branch (or one model) looks at: a map or one value a word, and what it predicts by itself."""
-
-    name: str
-    values: NDArray[Any]
-    predicted: str
-    correct: bool | None  # None where the true class is not known
-
-    @property
-    def strength(self) -> NDArray[np.float64]:
-        """The values from 0 to 1, as they are drawn: what speaks against the class counts as nothing."""
-        positive = np.maximum(self.values, 0).astype(np.float64)
-        return positive / max(float(positive.max()), np.finfo(np.float64).tiny)
-
-
-@dataclass
-class Explanation:
-    """What pictures and texts share."""
-
-    labels: list[str]
-    predictions: list[tuple[str, float]]  # the likeliest classes and their probabilities
-    target: str  # the class that is explained
-    truth: str | None
-    method: str
-    columns: list[Column]
-    contributions: Contributions
-    spectrum: Spectrum | None
-    evidence: Evidence | None
-    notes: list[str] = field(default_factory=list)
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """All that was computed, unscaled, by name; `labels` are the classes of the contributions."""
-        found: dict[str, NDArray[Any]] = {
-            f"map_{column.name.replace(' ', '_')}": column.values for column in self.columns
-        }
-        found |= {"labels": np.array(self.labels), "target": np.array(self.target)}
-        for name in ("class_part", "word_part", "bias", "logits"):
-            found[f"contribution_{name}"] = getattr(self.contributions, name)
-        if self.spectrum is not None:
-            found |= {"spectrum_before": self.spectrum.before, "spectrum_after": self.spectrum.after}
-        if self.evidence is not None:
-            found["evidence_words"] = self.evidence.words
-            if self.evidence.pairs is not None:
-                found["evidence_pairs"] = self.evidence.pairs
-        return found
-
-    def npz(self) -> bytes:
-        """`arrays` as the contents of a file that `numpy.load` opens."""
-        file = io.BytesIO()
-        np.savez_compressed(file, allow_pickle=False, **self.arrays())
-        return file.getvalue()
-
-    def figure(self) -> Figure:
-        """All of it as a figure of matplotlib."""
-        raise NotImplementedError
-
-    def png(self) -> bytes:
-        """The figure as the contents of a file; a script that the font does not have is drawn as boxes."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")
-            return as_png(self.figure())
-
-
-@dataclass
-class ImageExplanation(Explanation):
-    """A picture explained; its maps and the order of its evidence are those of the model's grid of words."""
-
-    picture: NDArray[np.uint8] = field(
-        default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8)
-    )  # as the model sees it
-    grid: tuple[int, int] = (1, 1)
-
-    def figure(self) -> Figure:
-        from sot.explain.figure import image_figure
-
-        return image_figure(self)
-
-
-@dataclass
-class TextExplanation(Explanation):
-    """A text explained; the values of its columns and its evidence are those of `words`, pieces summed."""
-
-    words: Words = field(default_factory=lambda: Words([], [], [], [], {}, ""))
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        return {**super().arrays(), "words": np.array(self.words.names)}
-
-    def figure(self) -> Figure:
-        from sot.explain.figure import text_figure
-
-        return text_figure(self)
-
-    def html(self, picture: bytes | None = None) -> str:
-        """A page without a link to anywhere: the words coloured by influence, and the figure, drawn if not given."""
-        from sot.explain.page import text_page
-
-        return text_page(self, self.png() if picture is None else picture)
 
 
 def class_index(labels: list[str], name: str | int, what: str) -> int:

@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from sot.explain.branches import CLASS, WORDS
 
 if TYPE_CHECKING:
-    from sot.explain.explanation import Column, Explanation, ImageExplanation, TextExplanation
+    from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
 
 STRONG, WEAK = (124, 242, 27), (13, 119, 234)  # the paper's green and blue
 FOR, AGAINST = "#1a7f37", "#b3261e"
@@ -88,6 +88,7 @@ def draw_spectrum(axes: Any, explanation: Explanation) -> None:
             number = np.arange(1, len(row) + 1)
             axes.plot(number, row, style, color=f"C{head % 10}", linewidth=1.2, label=name if head == 0 else None)
     axes.set_yscale("log")
+    axes.minorticks_off()
     axes.set_xlabel("singular value, by head", fontsize=8)
     axes.legend(fontsize=7)
     _title(axes, "spectrum before and after normalisation")

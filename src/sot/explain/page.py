@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sot.explain.figure import STRONG, WEAK, colour, mark
 
 if TYPE_CHECKING:
-    from sot.explain.explanation import Column, TextExplanation
+    from sot.explain.result import Column, TextExplanation
 
 STYLE = """
 body { font: 16px/1.9 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #111; background: #fff }
