@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_COLUMNS = 64
+MAX_COLUMNS = 64  # more of them outgrow the caches
+FEW_COLUMNS = 32  # up to which even a single matrix, with seven lanes idle, is faster than by LAPACK
 GROUPS_A_THREAD = 4  # fewer are done before the thread has started
 
 Blocks = tuple[Tensor, ...]
@@ -38,7 +39,9 @@ def is_possible(matrix: Tensor) -> bool:
     """Whether a batch `(batch, m >= n, n)` that torch would compute here and now can be given to the kernels."""
     plain = type(matrix) is Tensor and matrix.dtype == torch.float32 and matrix.device.type == "cpu"
     watched = torch._C._len_torch_dispatch_stack() > 0  # whoever counts or fakes operations would not see ours
-    return plain and not watched and matrix.shape[-1] <= MAX_COLUMNS and kernels() is not None
+    columns = matrix.shape[2]
+    pays = columns <= FEW_COLUMNS or (columns <= MAX_COLUMNS and len(matrix) >= 4)
+    return plain and pays and not watched and kernels() is not None
 
 
 def _even(number: int) -> int:
@@ -60,17 +63,22 @@ def _on_threads(run: Callable[[tuple[int, int]], None], groups: int) -> None:
         list(pool.map(run, itertools.pairwise(bounds)))
 
 
-def power(matrix: Tensor, exponent: float, left_eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`U diag(λ^α) Vᵀ`, and blocks of U, λ and V; uᵢ is zero where λᵢ is below `left_eps` of the largest."""
+def power(matrix: Tensor, exponent: float, left_eps: float, keep: bool) -> tuple[Tensor, Blocks]:
+    """`U diag(λ^α) Vᵀ`, and blocks of U, λ and V to `keep`; uᵢ is zero where λᵢ is below `left_eps` of the largest."""
     module = kernels()
     assert module is not None
     rows, columns, lanes = _even(matrix.shape[1]), _even(matrix.shape[2]), module.LANES
-    groups = -(-len(matrix) // lanes)
-    left, right = matrix.new_empty(groups, rows, columns, lanes), matrix.new_empty(groups, columns, columns, lanes)
-    values, out = matrix.new_empty(groups, columns, lanes), torch.empty_like(matrix)
-    source, target, kept = matrix.numpy(), out.numpy(), _arrays(left, values, right)
-    _on_threads(lambda part: module.power(source, exponent, left_eps, target, kept, part), groups)
-    return out, left, values, right
+    groups, shapes = -(-len(matrix) // lanes), ((rows, columns, lanes), (columns, lanes), (columns, columns, lanes))
+    kept = tuple(matrix.new_empty(groups, *shape) for shape in shapes) if keep else ()
+    out = torch.empty_like(matrix)
+    source, target = matrix.numpy(), out.numpy()
+
+    def run(part: tuple[int, int]) -> None:
+        blocks = kept or tuple(matrix.new_empty(1, *shape) for shape in shapes)
+        module.power(source, exponent, left_eps, target, _arrays(*blocks), part)
+
+    _on_threads(run, groups)
+    return out, kept
 
 
 def pull_back(grad: Tensor, kept: Blocks, slopes: Blocks | None, roots: Blocks | None, factors: Blocks) -> Tensor:

@@ -60,6 +60,13 @@ def unpack(block: Array, stride: int, tensor: Array, first: int) -> None:
 
 
 @routine
+def strides(columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Of a block and of its transpose; not the constant 1, for which numba would compile every product anew."""
+    one = np.intp(1)
+    return (columns, one), (one, columns)
+
+
+@routine
 def multiply(
     out: Array,
     a: Array,
@@ -67,18 +74,17 @@ def multiply(
     b: Array,
     b_strides: tuple[int, int],
     shape: tuple[int, int, int],
-    lower: bool = False,
 ) -> None:
     """`out = a b`, two rows and two columns at a time; a transposed factor has its strides swapped.
 
-    The `shape` is that of the product and what is summed over, last; `lower` leaves out what lies above the diagonal.
+    The `shape` is that of the product and what is summed over, last.
     """
     zero = zeros_like(out)
     rows, columns, inner = shape
     a_row, a_inner = a_strides[0] * LANES, a_strides[1] * LANES
     b_inner, b_column = b_strides[0] * LANES, b_strides[1] * LANES
     for i in range(0, rows, 2):
-        for j in range(0, i + 2 if lower else columns, 2):
+        for j in range(0, columns, 2):
             c00, c01, c10, c11 = zero, zero, zero, zero
             x, y = i * a_row, j * b_column
             for _ in range(inner):
@@ -206,13 +212,13 @@ def power(
     gram, v = np.empty(square, np.float64), np.empty(square, np.float64)
     diagonal, beside, lengths = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(line, np.float64)
     work, more, turns = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(2 * SWEEPS * line, np.float64)
-    across, down = (columns, 1), (1, columns)
+    across, down = strides(columns)
     for group in range(groups[0], groups[1]):
         slot = group % kept[0].shape[0]
         left, values, right = kept[0][slot], kept[1][slot], kept[2][slot]
         pack(matrix, group * LANES, packed, columns)
         poison = unpack_finite(packed, q)
-        multiply(gram, q, down, q, across, (columns, columns, rows), True)
+        multiply(gram, q, down, q, across, (columns, columns, rows))
         tridiagonalize(gram, n, columns, diagonal, beside, work, more)
         accumulate(gram, n, columns, work, v)
         diagonalize(diagonal, beside, n, v, columns, turns)
@@ -246,7 +252,7 @@ def pull_back(
     size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
     packed, mapped, result = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     products, middle = np.empty(square, np.float32), np.empty(square, np.float32)
-    across, down = (columns, 1), (1, columns)
+    across, down = strides(columns)
     for group in range(groups[0], groups[1]):
         left, right, ratio, scale = kept[0][group], kept[1][group], factors[0][group], load(factors[1][group], 0)
         pack(grad, group * LANES, packed, columns)

@@ -141,7 +141,7 @@ class _LanePower(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, exponent: float, eps: float) -> Tensor:
-        out, *kept = simd.power(matrix, exponent, LEFT_EPS)
+        out, kept = simd.power(matrix, exponent, LEFT_EPS, keep=ctx.needs_input_grad[0])
         ctx.save_for_backward(*kept)
         ctx.exponent, ctx.eps = exponent, eps
         return out
