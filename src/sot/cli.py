@@ -12,7 +12,7 @@ import typer
 from rich.table import Column, Table
 from safetensors import SafetensorError
 
-from sot import cli_bench, cli_explain, cli_probe, cli_reproduce, cli_runs, cli_use
+from sot import cli_bench, cli_explain, cli_probe, cli_reproduce, cli_runs, cli_ui, cli_use
 from sot.cli_runs import console, errors, is_first_process, progress
 from sot.core.head import Fusion
 
@@ -185,6 +185,7 @@ cli_use.register(app)
 cli_probe.register(app)
 cli_explain.register(app)
 cli_reproduce.register(app)
+cli_ui.register(app)
 app.add_typer(cli_bench.app, name="bench")
 
 

@@ -1,0 +1,171 @@
+"""What the page answers: an explanation as HTML whose pictures and downloads are inside it; nothing is written."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import warnings
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from sot.explain import Column, ImageExplanation, TextExplanation, explain, open_picture
+from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
+from sot.explain.page import coloured
+from sot.files import as_png
+from sot.ui.models import Shown
+
+MAX_LETTERS = 10_000  # of a text
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others call programs, or are read by nobody
+PREDICTED = "the predicted one"
+UNKNOWN = "unknown"
+logger = logging.getLogger(__name__)
+
+
+# --- input -------------------------------------------------------------------------------------------------
+
+
+def read_picture(path: str | None) -> Image.Image:
+    """An uploaded picture, or ValueError."""
+    if not path:
+        raise ValueError("drop a picture first, or choose an example")
+    try:
+        Image.open(path, formats=FORMATS).close()
+    except Image.UnidentifiedImageError:
+        raise ValueError(f"this file is no picture that can be read; accepted: {', '.join(FORMATS)}") from None
+    except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
+        raise ValueError(f"this picture cannot be read: {error}") from error
+    with Path(path).open("rb") as file:
+        return open_picture(file)
+
+
+def read_texts(text: str | None, pair: str | None) -> str | tuple[str, str]:
+    """A text or a pair of them, or ValueError."""
+    if not (text or "").strip():
+        raise ValueError("type a sentence first, or choose an example")
+    for given in (text or "", pair or ""):
+        if len(given) > MAX_LETTERS:
+            raise ValueError(f"the text has {len(given):,} characters, and at most {MAX_LETTERS:,} are accepted")
+    return (text or "", pair) if (pair or "").strip() and pair else text or ""
+
+
+def answer(
+    shown: Shown, picture: str | None, text: str | None, pair: str | None, method: str, target: str, truth: str
+) -> str:
+    """What one model says about an input, or in words why it says nothing."""
+    try:
+        item = read_texts(text, pair) if shown.texts else read_picture(picture)
+        options: dict[str, Any] = {} if method in ("", "default") else {"method": method}
+        options["target"] = None if target in ("", PREDICTED) else target
+        options["truth"] = None if truth in ("", UNKNOWN) else truth
+        return result(shown.name, explain(shown.model, shown.processor, item, **options))
+    except (ValueError, OSError) as error:
+        return refusal(f"{shown.name}: {error}")
+    except Exception:
+        logger.exception("%s could not explain the input", shown.name)
+        return refusal(f"{shown.name}: something went wrong here that is not your fault; the terminal says what.")
+
+
+# --- output ------------------------------------------------------------------------------------------------
+
+
+def inert(html: str) -> str:
+    """HTML in which nothing looks like a template to the page's own engine."""
+    return html.replace("{", "&#123;").replace("}", "&#125;")
+
+
+def refusal(why: str) -> str:
+    """A message in place of a result."""
+    return inert(f'<p class="sot-refusal" role="alert">{escape(why[:400])}</p>')
+
+
+def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
+    """Everything about one input as cards, and links that download it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the font has not every script; the page itself has
+        cards = [_predictions(explanation)]
+        if isinstance(explanation, ImageExplanation):
+            cards += _picture_cards(explanation)
+        else:
+            cards += _text_cards(explanation)
+        cards.append(
+            _drawn(
+                "What each branch adds to the logit", partial(draw_contributions, explanation=explanation), (4.6, 3.4)
+            )
+        )
+        cards.append(
+            _drawn(
+                "Spectrum before and after normalisation", partial(draw_spectrum, explanation=explanation), (4.6, 3.4)
+            )
+        )
+        links = [_link("Figure", "png", "image/png", as_png(explanation.figure()))]
+        links.append(_link("Raw values", "npz", "application/octet-stream", explanation.npz()))
+        if isinstance(explanation, TextExplanation):
+            links.append(_link("Page", "html", "text/html", explanation.html().encode()))
+    said = f"evidence for <b>{escape(explanation.target)}</b>, by {escape(explanation.method)}"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in explanation.notes)
+    return inert(
+        f'<section class="sot-result"><header><h2>{escape(name)}</h2><span>{said}</span></header>'
+        f'<div class="sot-cards">{"".join(cards)}</div>'
+        f'<footer><nav>{"".join(links)}</nav><ul class="sot-notes">{notes}</ul></footer></section>'
+    )
+
+
+def _card(title: str, body: str, kind: str = "") -> str:
+    return f'<article class="sot-card {kind}"><h3>{escape(title)}</h3>{body}</article>'
+
+
+def _predictions(explanation: ImageExplanation | TextExplanation) -> str:
+    rows = []
+    for name, score in explanation.predictions:
+        share = min(max(score, 0.0), 1.0) if len(explanation.labels) > 1 else 0.0  # a regression has no share
+        rows.append(
+            f'<li><span class="sot-name">{escape(name)}</span><span class="sot-score">{score:.3f}</span>'
+            f'<span class="sot-bar"><i style="width: {100 * share:.1f}%"></i></span></li>'
+        )
+    truth = "" if explanation.truth is None else f'<p class="sot-truth">It is {escape(explanation.truth)}.</p>'
+    return _card("Predictions", f"<ol>{''.join(rows)}</ol>{truth}", "sot-predictions")
+
+
+def _drawn(title: str, draw: Callable[[Any], None], size: tuple[float, float], kind: str = "sot-plot") -> str:
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    draw(axes)
+    axes.set_title("")  # the card has one
+    picture = base64.b64encode(as_png(figure)).decode()
+    return _card(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{picture}">', kind)
+
+
+def _heading(column: Column) -> str:
+    return f"{column.name.capitalize()}: {clean(column.predicted, 24)}{mark(column)}"
+
+
+def _picture_cards(explanation: ImageExplanation) -> list[str]:
+    maps = [
+        _drawn(_heading(column), partial(draw_map, picture=explanation.picture, column=column), (3, 3), "sot-map")
+        for column in explanation.columns
+    ]
+    return [*maps, _drawn("Pairs of words", partial(draw_links, explanation=explanation), (4.6, 3.4))]
+
+
+def _text_cards(explanation: TextExplanation) -> list[str]:
+    words = [_card(_heading(column), coloured(explanation, column), "sot-words") for column in explanation.columns]
+    names = explanation.words.names
+    pairs = explanation.evidence.strongest(8) if explanation.evidence is not None else []
+    rows = "".join(
+        f"<tr><td>{escape(names[i])}</td><td>{escape(names[j])}</td>"
+        f'<td class="{"sot-for" if v > 0 else "sot-against"}">{v:+.3f}</td></tr>'
+        for i, j, v in pairs
+    )
+    table = f"<table>{rows}</table>" if rows else "<p>The words carry their evidence one by one.</p>"
+    return [_card("Pairs of words", table, "sot-pairs"), *words]
+
+
+def _link(title: str, ending: str, kind: str, content: bytes) -> str:
+    data = base64.b64encode(content).decode()
+    return f'<a download="explanation.{ending}" href="data:{kind};base64,{data}">{title} (.{ending})</a>'

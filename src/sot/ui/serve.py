@@ -1,0 +1,176 @@
+"""Serving the page: only its own routes, only small requests, nothing fetched and nothing shown from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sot.ui.models import Shown
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+MAX_FILE = 20_000_000  # bytes of an upload
+MAX_REQUEST = 1_000_000  # bytes of anything else
+MAX_STORED = 1_000_000_000  # bytes of all uploads that are kept
+MAX_WAITING = 40  # requests that wait for their turn; the next is told so
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ROUTES = re.compile(
+    r"/(|config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|(assets|static|svelte)/.*"
+    r"|gradio_api/(info|app_id|startup-events|theme\.css|heartbeat/\w+|queue/(join|data)|upload|upload_progress|reset|cancel"
+    r"|call/.*|run/.*|file=.*))/?"
+)
+OWN_THINGS_ONLY = (
+    "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'; frame-ancestors 'self'"
+)
+
+
+class Gate:
+    """In front of Gradio: other routes do not exist, large bodies are cut off, and the browser may load ours only."""
+
+    def __init__(self, app: Any, folder: Path) -> None:
+        self.app, self.folder = app, folder
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        path = scope["path"]
+        uploads = path.rstrip("/") == "/gradio_api/upload"
+        if not ROUTES.fullmatch(path):
+            await _refuse(send, 404, "there is no such page")
+        elif uploads and stored(self.folder) > MAX_STORED:
+            await _refuse(send, 507, "too many pictures were uploaded; try again in an hour")
+        else:
+            await self._limited(scope, receive, send, MAX_FILE + MAX_REQUEST if uploads else MAX_REQUEST)
+
+    async def _limited(self, scope: Any, receive: Any, send: Any, limit: int) -> None:
+        size = dict(scope["headers"]).get(b"content-length", b"0")
+        if not size.isdigit() or int(size) > limit:
+            await _refuse(send, 413, f"the request is too large: at most {limit:,} bytes are accepted")
+            return
+        seen = 0
+
+        async def counted() -> Any:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            return {"type": "http.disconnect"} if seen > limit else message
+
+        async def guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(b"content-security-policy", OWN_THINGS_ONLY.encode()), (b"referrer-policy", b"no-referrer")]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        await self.app(scope, counted, guarded)
+
+
+async def _refuse(send: Any, status: int, why: str) -> None:
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": why.encode()})
+
+
+def stored(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Raise ValueError if nothing can listen there."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host} port {port or 'any'}: {error.strerror or error}") from error
+
+
+def check_gradio() -> None:
+    """Raise ValueError where the library of the page is missing."""
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        wanted = "pip install 'second-order-transformer[ui]'"
+        raise ValueError(f"the page needs the gradio package ({wanted})") from error
+
+
+@contextmanager
+def serving(models: Mapping[str, Shown], host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
+    """Serve a page for the models from threads of its own while the context lasts; the address."""
+    check_gradio()
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with tempfile.TemporaryDirectory(prefix="sot-ui-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # uploads: gone when the server is
+        try:
+            page, address = _launch(models, host, port, Path(folder))
+            try:
+                yield address
+            finally:
+                page.close(verbose=False)
+        finally:
+            os.environ.pop("GRADIO_TEMP_DIR")
+            if before is not None:
+                os.environ["GRADIO_TEMP_DIR"] = before
+
+
+def _launch(models: Mapping[str, Shown], host: str, port: int | None, folder: Path) -> tuple[Any, str]:
+    import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    from sot.ui.page import build_page
+    from sot.ui.style import CSS
+
+    page = build_page(models, folder)
+    page.queue(max_size=MAX_WAITING, default_concurrency_limit=1, api_open=False)
+    gates = [Middleware(Gate, folder=folder)]
+    if host in LOOPBACK:  # a name that a stranger's page had resolved to this machine is none of ours
+        gates.insert(0, Middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost", "[::1]"]))
+    fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
+    theme = gr.themes.Soft(
+        primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Menlo", "monospace"]
+    )
+    _, address, _ = page.launch(
+        server_name=host,
+        server_port=port,
+        share=False,
+        inbrowser=False,
+        prevent_thread_lock=True,
+        quiet=True,
+        show_error=True,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        enable_monitoring=False,
+        run_history=False,
+        footer_links=[],
+        max_file_size=MAX_FILE,
+        max_threads=8,
+        state_session_capacity=100,
+        allowed_paths=[],
+        app_kwargs={"middleware": gates, "docs_url": None, "redoc_url": None, "openapi_url": None},
+        theme=theme,
+        css=CSS,
+    )
+    return page, address
+
+
+def serve(
+    models: Mapping[str, Shown], host: str, port: int | None, ready: Callable[[str], None], wait: Callable[[], Any]
+) -> None:
+    """Serve until `wait` returns or the user interrupts it."""
+    with serving(models, host, port) as address:
+        ready(address)
+        try:
+            wait()
+        except KeyboardInterrupt:
+            return

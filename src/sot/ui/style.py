@@ -1,0 +1,80 @@
+"""How the page looks: system fonts only, one column on a phone."""
+
+from __future__ import annotations
+
+HEADLINE = """<header class="sot-headline"><h1>What do the class token and the words look at?</h1>
+<p>A second-order transformer decides from both. Give it a picture or a sentence, and see what each branch adds.</p>
+</header>"""
+
+GREETING = """<div class="sot-greeting"><h2>Nothing explained yet</h2>
+<p>Drop a picture or type a sentence, or choose an example. You will see</p>
+<ul><li><b>predictions</b> and their probabilities;</li>
+<li><b>three maps</b>: what speaks for the class through the class token, through the words, and through both;</li>
+<li><b>pairs of words</b> that carry the cross-covariance evidence, green for the class, red against it;</li>
+<li><b>branch contributions</b>: what each branch adds to the logits;</li>
+<li>the <b>spectrum</b> of each head, before and after normalisation.</li></ul></div>"""
+
+CSS = """
+.gradio-container { max-width: 1500px !important; margin: 0 auto !important }
+.gradio-container, .gradio-container * { overflow-wrap: anywhere }
+.sot-headline h1 { font-size: 1.5rem; font-weight: 650; margin: 0 0 .15rem; letter-spacing: -.01em }
+.sot-headline p { margin: 0; opacity: .75 }
+.sot-greeting { border: 1px dashed var(--border-color-primary); border-radius: 14px; padding: 1.5rem 2rem }
+.sot-greeting h2 { font-size: 1.1rem; font-weight: 600; margin: 0 0 .4rem }
+.sot-greeting ul { margin: .5rem 0 0 1.2rem; list-style: disc }
+.sot-greeting li { margin: .25rem 0 }
+.sot-result header { display: flex; flex-wrap: wrap; gap: .2rem .8rem; align-items: baseline; margin-bottom: .6rem }
+.sot-result h2 { font-size: 1.15rem; font-weight: 650; margin: 0 }
+.sot-result header span { opacity: .75 }
+.sot-cards { display: grid; gap: .8rem; grid-template-columns: repeat(12, 1fr) }
+.sot-card { background: #fff; color: #1f2937; border: 1px solid #e5e7eb; border-radius: 14px; padding: .8rem .9rem;
+  box-shadow: 0 1px 2px rgb(0 0 0 / 5%); min-width: 0; grid-column: span 4 }
+.sot-card h3 { font-size: .86rem; font-weight: 600; margin: 0 0 .45rem; color: #4b5563 }
+.sot-card img { width: 100%; height: auto; display: block; margin: 0 }
+.sot-card.sot-map, .sot-card.sot-predictions { grid-column: span 3 }
+.sot-cards:has(.sot-words) .sot-card { grid-column: span 6 }
+.sot-cards .sot-card.sot-words { grid-column: 1 / -1 }
+.sot-words p { line-height: 2; margin: 0 }
+.sot-card mark { color: #000; border-radius: 4px; padding: 2px 4px }
+.sot-card ol { list-style: none; margin: 0; padding: 0 }
+.sot-card li { display: grid; grid-template-columns: 1fr auto; gap: .15rem .6rem; margin-bottom: .5rem;
+  font-size: .95rem }
+.sot-card li:first-child { font-weight: 650 }
+.sot-score { font-variant-numeric: tabular-nums }
+.sot-bar { grid-column: 1 / -1; height: 7px; border-radius: 4px; background: #eef2f7; overflow: hidden }
+.sot-bar i { display: block; height: 100%; border-radius: 4px; background: #4477aa }
+.sot-card li:first-child .sot-bar i { background: #2563eb }
+.sot-truth { margin: .3rem 0 0; color: #6b7280 }
+.sot-card table { width: 100%; border-collapse: collapse; font-size: .9rem }
+.sot-card td { padding: .15rem .4rem .15rem 0; border: 0; color: inherit }
+.sot-card td:last-child { text-align: right; font-variant-numeric: tabular-nums }
+td.sot-for { color: #1a7f37 !important } td.sot-against { color: #b3261e !important }
+.sot-result footer { margin-top: .8rem }
+.sot-result nav { display: flex; flex-wrap: wrap; gap: .5rem }
+.sot-result nav a { border: 1px solid var(--border-color-primary); border-radius: 9px; padding: .35rem .8rem;
+  text-decoration: none; color: inherit; background: var(--background-fill-primary); font-size: .9rem }
+.sot-result nav a:hover { border-color: #2563eb; color: #2563eb }
+.sot-notes { margin: .6rem 0 0; padding: 0; list-style: none; font-size: .82rem; opacity: .7 }
+.sot-refusal { border: 1px solid #f1b5b0; background: #fdf1f0; color: #8c1d18; border-radius: 12px;
+  padding: .9rem 1.1rem; margin: 0 }
+.sot-results { align-items: flex-start }
+.sot-results > div { min-width: 0 !important; flex: 1 1 0 }
+.sot-results:has(#right .sot-result, #right .sot-refusal) .sot-card { grid-column: span 6 }
+.sot-results:has(#right .sot-result, #right .sot-refusal) .sot-card.sot-plot,
+.sot-results:has(#right .sot-result, #right .sot-refusal) .sot-card.sot-words { grid-column: 1 / -1 }
+.sot-examples .gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(50px, 1fr)); gap: .4rem }
+.sot-examples .gallery-item { max-width: none; min-width: 0 }
+.sot-examples .gallery-item :is(.container, img) { width: 100% !important; height: auto !important; aspect-ratio: 1;
+  object-fit: cover }
+.sot-examples.sot-sentences .gallery { display: block }
+@media (max-width: 700px) {
+  .sot-columns, .sot-results { flex-direction: column }
+  .sot-results > div { width: 100%; flex: none }
+  .sot-cards .sot-card { grid-column: 1 / -1 !important }
+  .sot-cards .sot-card.sot-map { grid-column: span 4 !important; padding: .5rem }
+  .sot-cards { gap: .5rem }
+  .sot-greeting { padding: 1rem 1.1rem }
+}
+"""
+
+SCROLL = "() => { if (innerWidth < 700) document.querySelector('#left').scrollIntoView({ behavior: 'smooth' }) }"
