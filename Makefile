@@ -1,9 +1,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+ROOT_ACCESS := $(if $(filter-out 0,$(shell id -u)),sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint types test test-slow demo constraints clean
+.PHONY: help setup lint types test test-slow test-browser demo constraints clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +31,11 @@ test: lint types ## Lint, type-check and run every test that is not slow
 
 test-slow: setup ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-browser: setup ## Look at the page of sot ui in Chromium, which is installed if missing
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[browser]'
+	command -v chromium >/dev/null || { $(ROOT_ACCESS) apt-get update && $(ROOT_ACCESS) apt-get install --yes --no-install-recommends chromium; }
+	$(BIN)/python -m pytest -m browser tests/browser
 
 demo: setup ## Train class token, word tokens and both on bundled real pictures, and compare
 	$(BIN)/sot demo

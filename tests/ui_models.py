@@ -9,7 +9,7 @@ from sot.data.images import load_images
 from sot.models.equip import equip
 
 
-def save_digits(folder, fusion="sum", steps=150):
+def save_digits(folder, fusion="sum", steps=300):
     """A transformer of two layers that knows most digits."""
     torch.manual_seed(0)
     data = load_images("digits")

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sot.explain import Column, ImageExplanation, TextExplanation, explain, open_picture
+from sot.explain import Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.page import coloured
 from sot.files import as_png
@@ -120,7 +120,7 @@ def _card(title: str, body: str, kind: str = "") -> str:
     return f'<article class="sot-card {kind}"><h3>{escape(title)}</h3>{body}</article>'
 
 
-def _predictions(explanation: ImageExplanation | TextExplanation) -> str:
+def _predictions(explanation: Explanation) -> str:
     rows = []
     for name, score in explanation.predictions:
         share = min(max(score, 0.0), 1.0) if len(explanation.labels) > 1 else 0.0  # a regression has no share
@@ -141,6 +141,13 @@ def _drawn(title: str, draw: Callable[[Any], None], size: tuple[float, float], k
     return _card(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{picture}">', kind)
 
 
+def _spectrum(explanation: Explanation) -> str:
+    title = "Spectrum before and after normalisation"
+    if explanation.spectrum is None:
+        return _card(title, "<p>None: the head does not pool words in second order.</p>", "sot-plot")
+    return _drawn(title, partial(draw_spectrum, explanation=explanation), (4.6, 3.4))
+
+
 def _heading(column: Column) -> str:
     return f"{column.name.capitalize()}: {clean(column.predicted, 24)}{mark(column)}"
 
@@ -150,6 +157,8 @@ def _picture_cards(explanation: ImageExplanation) -> list[str]:
         _drawn(_heading(column), partial(draw_map, picture=explanation.picture, column=column), (3, 3), "sot-map")
         for column in explanation.columns
     ]
+    if explanation.evidence is None:
+        return [*maps, _card("Pairs of words", "<p>This head has no evidence of pairs: see below.</p>", "sot-plot")]
     return [*maps, _drawn("Pairs of words", partial(draw_links, explanation=explanation), (4.6, 3.4))]
 
 

@@ -17,6 +17,7 @@ GREETING = """<div class="sot-greeting"><h2>Nothing explained yet</h2>
 CSS = """
 .gradio-container { max-width: 1500px !important; margin: 0 auto !important }
 .gradio-container, .gradio-container * { overflow-wrap: anywhere }
+.gradio-container .html-container { padding: 0 !important }
 .sot-headline h1 { font-size: 1.5rem; font-weight: 650; margin: 0 0 .15rem; letter-spacing: -.01em }
 .sot-headline p { margin: 0; opacity: .75 }
 .sot-greeting { border: 1px dashed var(--border-color-primary); border-radius: 14px; padding: 1.5rem 2rem }
@@ -46,6 +47,7 @@ CSS = """
 .sot-card li:first-child .sot-bar i { background: #2563eb }
 .sot-truth { margin: .3rem 0 0; color: #6b7280 }
 .sot-card table { width: 100%; border-collapse: collapse; font-size: .9rem }
+.sot-card :is(table, tbody, tr) { border: 0 !important; background: none }
 .sot-card td { padding: .15rem .4rem .15rem 0; border: 0; color: inherit }
 .sot-card td:last-child { text-align: right; font-variant-numeric: tabular-nums }
 td.sot-for { color: #1a7f37 !important } td.sot-against { color: #b3261e !important }
@@ -68,11 +70,14 @@ td.sot-for { color: #1a7f37 !important } td.sot-against { color: #b3261e !import
   object-fit: cover }
 .sot-examples.sot-sentences .gallery { display: block }
 @media (max-width: 700px) {
+  .gradio-container .main.fillable { padding: 1rem .9rem !important }
   .sot-columns, .sot-results { flex-direction: column }
+  .sot-columns > div { width: 100% }
   .sot-results > div { width: 100%; flex: none }
   .sot-cards .sot-card { grid-column: 1 / -1 !important }
   .sot-cards .sot-card.sot-map { grid-column: span 4 !important; padding: .5rem }
   .sot-cards { gap: .5rem }
+  .sot-map h3 { font-size: .78rem; min-height: 2.4em }
   .sot-greeting { padding: 1rem 1.1rem }
 }
 """
