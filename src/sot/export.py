@@ -20,6 +20,7 @@ from transformers import AutoConfig
 
 from sot.core.normalizers import MatrixPowerNorm, ProductSingularValuePowerNorm, SingularValuePowerNorm
 from sot.evaluate import load_model, load_processor
+from sot.models.branched import heads_of
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 SIZES = ((1, 5), (2, 17), (5, 48))  # samples, and tokens of a text, at which an export is checked
@@ -83,21 +84,24 @@ def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
         from transformers.exporters import OnnxConfig, OnnxExporter
     except ImportError as error:
         raise ValueError("ONNX needs more: pip install 'second-order-transformer[export]'") from error
-    model = _without_decompositions(model)
+    model = without_decompositions(model)
     large = sum(parameter.nbytes for parameter in model.parameters()) > 1.5e9  # one file holds at most 2 GB
     config = OnnxConfig(dynamic=True, dynamic_shapes=_axes(inputs), output_path=str(file), external_data=large)
     OnnxExporter().export(model, inputs, config)
 
 
-def _without_decompositions(model: Any) -> Any:
+def without_decompositions(model: Any) -> Any:
     """The model with its exact normalisation by products: ONNX knows no singular values and no eigenvalues."""
-    norm = getattr(model.classifier.pool, "norm", None)
-    if isinstance(norm, MatrixPowerNorm):
+    norms = [getattr(head.pool, "norm", None) for head in heads_of(model.classifier)]
+    if any(isinstance(norm, MatrixPowerNorm) for norm in norms):
         raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
-    if not isinstance(norm, SingularValuePowerNorm):
+    if not any(isinstance(norm, SingularValuePowerNorm) for norm in norms):
         return model
     changed = copy.deepcopy(model)
-    changed.classifier.pool.norm = ProductSingularValuePowerNorm(norm.exponent)
+    for head in heads_of(changed.classifier):
+        norm = getattr(head.pool, "norm", None)
+        if isinstance(norm, SingularValuePowerNorm):
+            head.pool.norm = ProductSingularValuePowerNorm(norm.exponent)  # type: ignore[union-attr]
     return changed
 
 

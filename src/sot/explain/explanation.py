@@ -58,6 +58,8 @@ def _common(
     index = int(scores.argmax()) if target is None else class_index(labels, target, "target")
     order = scores.argsort(descending=True, stable=True)[:top]
     found: dict[str, Any] = {"spectrum": None, "evidence": None, "notes": [contributions.note]}
+    if tokens.branches:
+        found["notes"].append(f"the backbone has {1 + len(tokens.branches)} branches: maps and pairs show the first")
     try:
         found["evidence"] = pair_evidence(head, tokens, index)
         found["spectrum"] = singular_spectrum(head, tokens)

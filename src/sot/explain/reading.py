@@ -94,7 +94,8 @@ def _as_head(model: Any, tokens: Tokens) -> Tokens:
     """In the type of the head, which may be float32 above a backbone in half precision."""
     dtype = next(model.classifier.parameters()).dtype
     class_token = None if tokens.class_token is None else tokens.class_token.to(dtype)
-    return Tokens(class_token, tokens.word_tokens.to(dtype), tokens.mask, tokens.grid)
+    branches = [_as_head(model, branch) for branch in tokens.branches]
+    return Tokens(class_token, tokens.word_tokens.to(dtype), tokens.mask, tokens.grid, branches)
 
 
 @contextmanager

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import PatchEmbed, register_notrace_module, to_2tuple
+from timm.models.pit import ConvEmbedding
 from torch import Tensor, nn
 
 from sot.models.bottleneck import Bottleneck
@@ -200,6 +202,17 @@ class TokenEmbed(PatchEmbed):
         self._check_size()
 
 
+class ResampledEmbed(TokenEmbed):
+    """Makes a map of the cells that a model has positions for: PiT's patches overlap, 27×27 of them at 224 px."""
+
+    def __init__(self, kind: str, cells: tuple[int, int], *sizes: Any, **kwargs: Any) -> None:
+        super().__init__(kind, *sizes, output_fmt="NCHW", **kwargs)
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(super().forward(x), size=self.cells, mode="bilinear")
+
+
 def replace_embedding(model: Any, kind: str) -> None:
     """Put another embedding where a timm model has its patch embedding: the paper's "+ours" rows.
 
@@ -209,6 +222,12 @@ def replace_embedding(model: Any, kind: str) -> None:
         model.replace_embedding(kind)
         return
     old = getattr(model, "patch_embed", None)
+    if isinstance(old, ConvEmbedding):
+        _refuse_sampling(kind)
+        sizes = (old.img_size, choose_overlapping(old), old.conv.in_channels, old.conv.out_channels)
+        weight = old.conv.weight
+        model.patch_embed = ResampledEmbed(kind, old.grid_size, *sizes, device=weight.device, dtype=weight.dtype)
+        return
     if not isinstance(old, PatchEmbed) or old.img_size is None:
         raise ValueError(
             f"embed={kind!r} replaces the patch embedding of ViT, DeiT, T2T-ViT, Swin; {type(model).__name__} has none"
@@ -216,12 +235,21 @@ def replace_embedding(model: Any, kind: str) -> None:
     model.patch_embed = embedding_like(old, kind)
 
 
-def embedding_like(old: PatchEmbed, kind: str) -> TokenEmbed:
-    """An embedding of another kind with the sizes and the norm of `old`, on its device."""
-    if kind == "ps" or getattr(old, "kind", None) == "ps":
+def choose_overlapping(old: ConvEmbedding) -> int:
+    """The reduction that is nearest to the stride of overlapping patches."""
+    return min(REDUCTIONS, key=lambda reduction: abs(reduction - old.conv.stride[0]))
+
+
+def _refuse_sampling(kind: str, old: str | None = None) -> None:
+    if "ps" in (kind, old):
         raise ValueError(
             f"embed={kind!r} is not possible here: progressive sampling holds the first layers of its transformer"
         )
+
+
+def embedding_like(old: PatchEmbed, kind: str) -> TokenEmbed:
+    """An embedding of another kind with the sizes and the norm of `old`, on its device."""
+    _refuse_sampling(kind, getattr(old, "kind", None))
     weight = next(old.proj.parameters())
     new = TokenEmbed(
         kind,

@@ -84,6 +84,8 @@ def probe(
 def combine(model: Equipped, head: SecondOrderHead, data: Data) -> Equipped:
     """The backbone of `model`, itself, with a trained head."""
     config = copy.deepcopy(model.config)
+    if config.layout:
+        config.layout.pop("branches", None)  # the head was trained on the first
     labels = data.labels or ["score"]
     config.head, config.id2label = head.config.to_dict(), dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
