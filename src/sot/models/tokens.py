@@ -68,11 +68,11 @@ class Layout:
 
 
 def split_branches(features: Any, layout: Layout, model: nn.Module, image_size: tuple[int, int]) -> Tokens:
-    """Features of all branches of a backbone to tokens, with the norms they still lack."""
+    """Features of the branches that have a layout to tokens, with the norms they still lack."""
     layouts = [layout, *layout.branches]
     first, *others = (
         split(part, own, None if own.norm is None else model.get_submodule(own.norm), image_size)
-        for part, own in zip(as_branches(features), layouts, strict=True)
+        for part, own in zip(as_branches(features), layouts)
     )
     first.branches = others
     return first
