@@ -9,14 +9,16 @@ from sot.data.images import load_images
 from sot.models.equip import equip
 
 
-def save_digits(folder, fusion="sum", steps=300):
+def save_digits(folder, fusion="sum", steps=300, side=32):
     """A transformer of two layers that knows most digits."""
     torch.manual_seed(0)
     data = load_images("digits")
-    size = {"img_size": 32, "patch_size": 4, "embed": "naive", "depth": 2, "embed_dim": 48, "num_heads": 4}
+    size = {"img_size": side, "patch_size": 4, "embed": "naive", "depth": 2, "embed_dim": 48, "num_heads": 4}
     head = {"heads": 3, "left_dim": 8, "right_dim": 8, "fusion": fusion}
     model = equip("sot_7", labels=data.labels, head=head, pretrained=False, model_args=size)
-    prepare = create_transform((3, 32, 32), mean=model.processor.image_mean, std=model.processor.image_std, crop_pct=1)
+    prepare = create_transform(
+        (3, side, side), mean=model.processor.image_mean, std=model.processor.image_std, crop_pct=1
+    )
     pixels = torch.stack([prepare(picture) for picture, _ in data.train])
     labels = torch.tensor([label for _, label in data.train])
 

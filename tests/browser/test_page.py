@@ -89,12 +89,13 @@ def choose(page, dropdown, value):
     page.get_by_role("option", name=value, exact=True).click()
 
 
-def keep(page, name, box=None):
+def keep(page, name):
     """A screenshot for the docs, if they are to be made anew."""
     if "UI_SCREENSHOTS" in os.environ:
+        page.mouse.move(0, 0)
         page.wait_for_timeout(1500)
-        picture = Image.open(io.BytesIO(page.screenshot(full_page=box is None, clip=box)))
-        few = picture.convert("RGB").quantize(128, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+        picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+        few = picture.convert("RGB").quantize(256)
         few.save(Path(os.environ["UI_SCREENSHOTS"]) / name, optimize=True)
 
 

@@ -14,12 +14,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sot.explain import Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
+from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.page import coloured
 from sot.files import as_png
 from sot.ui.models import Shown
 
+MAX_SIDE = 2048  # of a picture; what is larger is made smaller, or preparing it takes gigabytes
 MAX_LETTERS = 10_000  # of a text
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others call programs, or are read by nobody
 PREDICTED = "the predicted one"
@@ -38,10 +39,14 @@ def read_picture(path: str | None) -> Image.Image:
         Image.open(path, formats=FORMATS).close()
     except Image.UnidentifiedImageError:
         raise ValueError(f"this file is no picture that can be read; accepted: {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError:
+        raise ValueError(f"this picture has too many pixels; at most {MAX_PIXELS:,} are accepted") from None
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
         raise ValueError(f"this picture cannot be read: {error}") from error
     with Path(path).open("rb") as file:
-        return open_picture(file)
+        picture = open_picture(file)
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    return picture
 
 
 def read_texts(text: str | None, pair: str | None) -> str | tuple[str, str]:
@@ -93,16 +98,8 @@ def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
             cards += _picture_cards(explanation)
         else:
             cards += _text_cards(explanation)
-        cards.append(
-            _drawn(
-                "What each branch adds to the logit", partial(draw_contributions, explanation=explanation), (4.6, 3.4)
-            )
-        )
-        cards.append(
-            _drawn(
-                "Spectrum before and after normalisation", partial(draw_spectrum, explanation=explanation), (4.6, 3.4)
-            )
-        )
+        cards.append(_drawn("What each branch adds", partial(draw_contributions, explanation=explanation), (4.6, 3.4)))
+        cards.append(_drawn("Spectrum, before and after", partial(draw_spectrum, explanation=explanation), (4.6, 3.4)))
         links = [_link("Figure", "png", "image/png", as_png(explanation.figure()))]
         links.append(_link("Raw values", "npz", "application/octet-stream", explanation.npz()))
         if isinstance(explanation, TextExplanation):
@@ -133,8 +130,9 @@ def _predictions(explanation: Explanation) -> str:
 
 
 def _drawn(title: str, draw: Callable[[Any], None], size: tuple[float, float], kind: str = "sot-plot") -> str:
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots()
+    whole = kind == "sot-map"
+    figure = Figure(figsize=size, layout=None if whole else "constrained")
+    axes = figure.add_axes((0, 0, 1, 1)) if whole else figure.subplots()
     draw(axes)
     axes.set_title("")  # the card has one
     picture = base64.b64encode(as_png(figure)).decode()
@@ -142,7 +140,7 @@ def _drawn(title: str, draw: Callable[[Any], None], size: tuple[float, float], k
 
 
 def _spectrum(explanation: Explanation) -> str:
-    title = "Spectrum before and after normalisation"
+    title = "Spectrum, before and after"
     if explanation.spectrum is None:
         return _card(title, "<p>None: the head does not pool words in second order.</p>", "sot-plot")
     return _drawn(title, partial(draw_spectrum, explanation=explanation), (4.6, 3.4))
