@@ -229,6 +229,7 @@ def test_programs_get_the_same_answers_and_compare_models(client, place, models)
     assert left == answer(models["digits"], str(place / "three.png"), None, None, *OPTIONS) and not right
     left, right = ask(client, other="class", picture=place / "three.png")
     assert "<h2>digits</h2>" in left and "<h2>class</h2>" in right
+    assert "does not pool words" in right and "does not pool words" not in left
     assert "sot-words" in ask(client, "verbs", text="the old cat sleeps")[0]
 
 

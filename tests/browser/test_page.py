@@ -176,7 +176,6 @@ def test_two_models_are_compared_side_by_side(visit, digit):
     assert [title.split(":")[0] for title in titles(page, "right")[1:2]] == ["Class token"]
     left, right = (page.locator(f"#{side}").bounding_box() for side in ("left", "right"))
     assert left["x"] + left["width"] <= right["x"] + 1 and fits(page)
-    keep(page, "ui-compare.png")
     choose(page, "other", "no other model")
     page.locator("#explain").click()
     page.locator("#right .sot-result").wait_for(state="hidden")
@@ -187,7 +186,7 @@ def test_two_models_are_compared_side_by_side(visit, digit):
     [
         ("no.png", b"this is no picture", "no picture that can be read"),
         ("half.png", None, "cannot read"),
-        ("large.png", b"\0" * 21_000_000, "20"),
+        ("large.png", b"\0" * 22_000_000, "maximum allowed size of 20"),
     ],
 )
 def test_a_bad_upload_is_refused_in_words(visit, digit, name, content, said):

@@ -99,7 +99,7 @@ def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
         else:
             cards += _text_cards(explanation)
         cards.append(_drawn("What each branch adds", partial(draw_contributions, explanation=explanation), (4.6, 3.4)))
-        cards.append(_drawn("Spectrum, before and after", partial(draw_spectrum, explanation=explanation), (4.6, 3.4)))
+        cards.append(_spectrum(explanation))
         links = [_link("Figure", "png", "image/png", as_png(explanation.figure()))]
         links.append(_link("Raw values", "npz", "application/octet-stream", explanation.npz()))
         if isinstance(explanation, TextExplanation):

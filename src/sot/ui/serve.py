@@ -14,7 +14,7 @@ from typing import Any
 from sot.ui.models import Shown
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
-MAX_FILE = 20_000_000  # bytes of an upload
+MAX_FILE = 20 * 2**20  # bytes of an upload
 MAX_REQUEST = 1_000_000  # bytes of anything else
 MAX_STORED = 1_000_000_000  # bytes of all uploads that are kept
 MAX_WAITING = 40  # requests that wait for their turn; the next is told so
