@@ -38,6 +38,8 @@ def test_every_table_can_be_read_and_its_rows_differ(name):
 @pytest.mark.parametrize("name", ["3a", "3b"])
 def test_parameters_the_paper_prints_are_those_of_the_rows(name):
     for row in load_table(name, "paper").rows:
+        if "params" not in row.paper:
+            continue
         with torch.device("meta"):
             model = timm.create_model(row.model, head=row.recipe.head, **row.recipe.model_args)
         idle = 0.257 if row.recipe.head["fusion"] == "concat" else 0  # a layer the authors left in
@@ -55,7 +57,7 @@ def test_the_presets_differ_in_the_recipe_and_not_in_the_heads():
 def test_rows_and_tasks_are_chosen():
     table = load_table("3b", "cpu")
     assert choose_rows(table, "2, 11-12") == [table.rows[1], table.rows[10], table.rows[11]]
-    for wanted in ("0", "15", "3-99", "a", "3-", "5-3"):
+    for wanted in ("0", "16", "3-99", "a", "3-", "5-3"):
         with pytest.raises(ValueError, match="rows"):
             choose_rows(table, wanted)
     rows = load_table("6", "cpu").rows
@@ -242,7 +244,7 @@ def test_texts_too(texts, tmp_path, stand_ins):
         (["9z"], "unknown table '9z'; accepted: 1, 3a"),
         (["3b", "--preset", "gpu"], "unknown preset 'gpu'; accepted: paper, cpu"),
         (["3b"], "pictures are needed: give --data"),
-        (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 14, got '99'"),
+        (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 15, got '99'"),
         (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Cell:
         if not self.ours:
             return "–"
         half = interval(self.ours)
-        return f"{np.mean(self.ours):.{places}f}" + ("" if half is None else f" ± {half:.{places}f}")
+        return f"{np.mean(self.ours):.{places}f}" + (f" ± {half:.{places}f}" if half else "")
 
     def show_paper(self) -> str:
         """As printed."""
@@ -74,6 +74,12 @@ def is_score(column: str) -> bool:
     return column not in COUNTS
 
 
+def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPaper:
+    """The table without columns in which neither we nor the paper have a number."""
+    kept = {c: h for c, h in table.columns.items() if any(cells[c].ours or cells[c].paper for _, cells in rows)}
+    return replace(table, columns=kept)
+
+
 def _header(table: TableOfPaper) -> list[str]:
     header = ["row"]
     for column, heading in table.columns.items():
@@ -106,6 +112,7 @@ def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
 
 def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
     """For a terminal."""
+    table = _filled(table, rows)
     header = _header(table)
     shown = Table(header[0], title=f"Table {table.name}: {table.title}", caption=_caption(table, rows))
     for heading in header[1:]:
@@ -117,6 +124,7 @@ def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
 
 def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
     """For a document."""
+    table = _filled(table, rows)
     header = _header(table)
     lines = [header, ["---", *["---:"] * (len(header) - 1)]]
     lines += [_line(table, row, cells, rows[0][1]) for row, cells in rows]
