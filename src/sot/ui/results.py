@@ -6,6 +6,7 @@ import base64
 import logging
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -25,6 +26,9 @@ MAX_LETTERS = 10_000  # of a text
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others call programs, or are read by nobody
 PREDICTED = "the predicted one"
 UNKNOWN = "unknown"
+_DECODER = ThreadPoolExecutor(
+    1
+)  # the allocator keeps for a thread what it freed: 200 MB for each that had a large picture
 logger = logging.getLogger(__name__)
 
 
@@ -43,6 +47,10 @@ def read_picture(path: str | None) -> Image.Image:
         raise ValueError(f"this picture has too many pixels; at most {MAX_PIXELS:,} are accepted") from None
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
         raise ValueError(f"this picture cannot be read: {error}") from error
+    return _DECODER.submit(_decode, path).result()
+
+
+def _decode(path: str) -> Image.Image:
     with Path(path).open("rb") as file:
         picture = open_picture(file)
     picture.thumbnail((MAX_SIDE, MAX_SIDE))
