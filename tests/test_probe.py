@@ -420,7 +420,7 @@ def test_mistakes_are_one_sentence_before_any_work(stripes, stand_ins, tmp_path)
     (tmp_path / "nothing").mkdir()
     (tmp_path / "other.pt").write_bytes(b"")
     state = timm.create_model("test_vit", num_classes=0).state_dict()
-    save_file(state, tmp_path / "whole.safetensors")
+    save_file({**state, "norm.weight": torch.ones(1 + state["norm.weight"].numel())}, tmp_path / "wide.safetensors")
     save_file({key: value for key, value in state.items() if key != "cls_token"}, tmp_path / "half.safetensors")
     bert = stand_ins["google-bert/bert-base-uncased"]
     vit = ["--model", "test_vit", "--no-pretrained"]
@@ -433,7 +433,7 @@ def test_mistakes_are_one_sentence_before_any_work(stripes, stand_ins, tmp_path)
         ([*vit, "--data", stripes, "--weights", tmp_path / "no.safetensors"], "no such file"),
         ([*vit, "--data", stripes, "--weights", tmp_path / "other.pt"], "other.pt holds no plain weights"),
         ([*vit, "--data", stripes, "--weights", tmp_path / "half.safetensors"], "test_vit: it lacks 1 weights, first"),
-        ([*vit, "--data", stripes, "--img-size", 32, "--weights", tmp_path / "whole.safetensors"], "does not fit test"),
+        ([*vit, "--data", stripes, "--weights", tmp_path / "wide.safetensors"], "does not fit test_vit"),
         (["--model", "no_such_model", "--data", stripes], "unknown model 'no_such_model'"),
         (["--model", bert, "--data", tmp_path / "empty.csv"], "empty.csv has no rows"),
         (["--model", bert, "--task", "acceptability", "--weights", tmp_path / "other.pt"], "--weights is for a timm"),
