@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load_file
 from test_cli import sot
 
 from sot.data.images import ImageStream, TrainingStream, evaluation_set, load_images
 from sot.data.sources import Pictures, Stream
+from sot.explain import open_picture
 
 datasets.disable_progress_bars()
 CLASSES = ["blue", "green", "red"]
@@ -289,3 +290,13 @@ def test_pictures_may_be_images_or_files(folder):
     image = Image.open(file)
     from_file, from_image = Pictures([(file, 2)])[0], Pictures([(image, np.int64(2))])[0]
     assert np.array_equal(from_file[0], from_image[0]) and from_file[1] == from_image[1] == 2
+
+
+def test_formats_that_would_start_a_program_are_not_opened(tmp_path):
+    """Pillow hands EPS files to Ghostscript, whatever they are called."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    with pytest.raises(UnidentifiedImageError):
+        Pictures([(tmp_path / "a.png", 0)])[0]
+    with pytest.raises(ValueError, match="no picture that can be read"):
+        open_picture(tmp_path / "a.png")

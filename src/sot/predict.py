@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from sot.data.sources import FORMATS
+
 
 @dataclass
 class Prediction:
@@ -31,7 +33,7 @@ def _batches(items: Sequence[str], size: int) -> Iterator[list[str]]:
 def _read(path: str) -> Image.Image | str:
     """A picture, or what is wrong with the file."""
     try:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             return picture.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return str(error) if Path(path).exists() else "no such file"

@@ -19,6 +19,7 @@ from timm.data.readers import create_reader
 from timm.data.readers.reader_image_folder import find_images_and_targets
 
 logger = logging.getLogger("sot")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others call programs, or are read by nobody
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
 PURPOSES = {"train": "train", "val": "validate"}
 
@@ -85,7 +86,7 @@ class Pictures:
         picture, label = self.items[index]
         if isinstance(picture, Image.Image):
             return picture.convert("RGB"), int(label)
-        with Image.open(picture) as opened:
+        with Image.open(picture, formats=FORMATS) as opened:
             return opened.convert("RGB"), int(label)
 
     def filename(self, index: int) -> str:

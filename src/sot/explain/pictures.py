@@ -8,6 +8,8 @@ from typing import BinaryIO
 
 from PIL import Image
 
+from sot.data.sources import FORMATS
+
 MAX_PIXELS = 50_000_000  # 150 MB decoded
 
 
@@ -19,7 +21,7 @@ def open_picture(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is lower
-            with Image.open(source) as picture:
+            with Image.open(source, formats=FORMATS) as picture:
                 width, height = picture.size
                 if width * height > max_pixels:
                     raise ValueError(f"it has {width}×{height} pixels, and at most {max_pixels:,} are accepted")

@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
+from sot.data.sources import FORMATS
 from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.page import coloured
@@ -23,7 +24,6 @@ from sot.ui.models import Shown
 
 MAX_SIDE = 2048  # of a picture; what is larger is made smaller, or preparing it takes gigabytes
 MAX_LETTERS = 10_000  # of a text
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others call programs, or are read by nobody
 PREDICTED = "the predicted one"
 UNKNOWN = "unknown"
 _DECODER = ThreadPoolExecutor(
