@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm, register_notrace_module
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.models.embedding import TokenEmbed, choose_reduction
 from sot.models.progressive_sampling import share_layers
+from sot.models.variants import build_variant, image_cfg
 
 __all__ = ["SecondOrderTransformer", "sinusoid_positions"]
 
@@ -153,32 +153,20 @@ class SecondOrderTransformer(VisionTransformer):
 
 
 def _cfg(size: int = 224) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, size, size),
-        "pool_size": None,
-        "fixed_input_size": True,
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj.stem.0",
-        "classifier": ("head.class_linear", "head.word_linear"),
-        "license": "apache-2.0",
-    }
+    return image_cfg(
+        "patch_embed.proj.stem.0",
+        input_size=(3, size, size),
+        classifier=("head.class_linear", "head.word_linear"),
+        license="apache-2.0",
+    )
 
 
 default_cfgs = generate_default_cfgs({"sot_7": _cfg(112), "sot_tiny": _cfg(), "sot_small": _cfg(), "sot_base": _cfg()})
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **architecture: Any) -> SecondOrderTransformer:
-    return build_model_with_cfg(
-        SecondOrderTransformer,
-        variant,
-        pretrained,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{**architecture, "default_head": PAPER_HEADS[variant], **kwargs},
-    )
+    architecture["default_head"] = PAPER_HEADS[variant]
+    return build_variant(SecondOrderTransformer, variant, pretrained, architecture, kwargs)
 
 
 @register_model

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, DropPath, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from sot.models.peers.published import published_cfg
+from sot.models.variants import build_variant, image_cfg
 
 __all__ = ["SearchedVisionTransformer", "slice_supernet"]
 
@@ -225,18 +225,13 @@ SEARCHED: dict[str, dict[str, Any]] = {  # what the authors' search found
         "mlp_ratios": (3.5, 3.5, 4, 3.5, 4, 3.5, 3.5, 3, 4, 4, 3, 4, 3, 3.5),
     },
 }
-CFG = published_cfg("patch_embed.proj", crop_pct=0.875)
+CFG = image_cfg("patch_embed.proj")
 default_cfgs = generate_default_cfgs(dict.fromkeys(SEARCHED, CFG))
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
-    return build_model_with_cfg(
-        SearchedVisionTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=slice_supernet,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{**SEARCHED[variant], **kwargs},
+    return build_variant(
+        SearchedVisionTransformer, variant, pretrained, SEARCHED[variant], kwargs, filter_fn=slice_supernet
     )
 
 

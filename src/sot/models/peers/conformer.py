@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sot.models.embedding import TokenEmbed
 from sot.models.peers.coupling import Bottleneck, CoupledBlock
-from sot.models.peers.published import published_cfg
+from sot.models.variants import image_cfg
 
 __all__ = ["Conformer"]
 
@@ -196,11 +196,7 @@ class Conformer(nn.Module):
 
 
 default_cfgs = generate_default_cfgs(
-    {
-        "conformer_ti": published_cfg(
-            "conv1", crop_pct=0.875, fixed_input_size=False, classifier=("trans_cls_head", "conv_cls_head")
-        )
-    }
+    {"conformer_ti": image_cfg("conv1", fixed_input_size=False, classifier=("trans_cls_head", "conv_cls_head"))}
 )
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from timm.layers import Attention, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from sot.models.peers.published import published_cfg
+from sot.models.variants import build_variant, image_cfg
 
 __all__ = ["RelativeVisionTransformer", "piecewise_index", "product_buckets"]
 
@@ -163,18 +163,13 @@ class RelativeVisionTransformer(VisionTransformer):
                 module.set_grid(self.patch_embed.grid_size)
 
 
-CFG = published_cfg("patch_embed.proj", crop_pct=0.875)
+CFG = image_cfg("patch_embed.proj")
 default_cfgs = generate_default_cfgs(dict.fromkeys(("irpe_k_tiny", "irpe_qkv_small", "irpe_k_base"), CFG))
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **architecture: Any) -> Any:
-    return build_model_with_cfg(
-        RelativeVisionTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{**architecture, **kwargs},
+    return build_variant(
+        RelativeVisionTransformer, variant, pretrained, architecture, kwargs, filter_fn=checkpoint_filter_fn
     )
 
 

@@ -10,11 +10,12 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 
 from sot.models.embedding import TokenEmbed
-from sot.models.peers.published import PublishedTransformer, published_cfg
+from sot.models.peers.published import PublishedTransformer
 from sot.models.progressive_sampling import share_layers
+from sot.models.variants import build_variant, image_cfg
 
 
 class ProgressiveSamplingTransformer(PublishedTransformer):
@@ -57,17 +58,13 @@ SIZES: dict[str, dict[str, Any]] = {
 SIZES["b_10"] = {**SIZES["b_14"], "patch_size": 22}  # 10×10 points at 224 px
 SIZES["b_18"] = {**SIZES["b_14"], "patch_size": 12}  # 18×18
 
-default_cfgs = generate_default_cfgs({f"ps_vit_{size}": published_cfg("patch_embed.proj.stem.0") for size in SIZES})
+default_cfgs = generate_default_cfgs(
+    {f"ps_vit_{size}": image_cfg("patch_embed.proj.stem.0", crop_pct=0.9) for size in SIZES}
+)
 
 
 def _create(size: str, pretrained: bool, kwargs: dict[str, Any]) -> ProgressiveSamplingTransformer:
-    return build_model_with_cfg(
-        ProgressiveSamplingTransformer,
-        f"ps_vit_{size}",
-        pretrained,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{**SIZES[size], **kwargs},
-    )
+    return build_variant(ProgressiveSamplingTransformer, f"ps_vit_{size}", pretrained, SIZES[size], kwargs)
 
 
 @register_model

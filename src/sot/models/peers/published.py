@@ -6,7 +6,6 @@ import re
 from functools import partial
 from typing import Any, ClassVar
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm, resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -50,20 +49,3 @@ def rename_published(model: Any, state: dict[str, Tensor], prefix: str, *_: Any)
     positions = state.get(f"{prefix}pos_embed")
     if positions is not None and model.pos_embed is not None and positions.shape[1] != model.pos_embed.shape[1]:
         state[f"{prefix}pos_embed"] = model.fit_positions(positions)
-
-
-def published_cfg(first_layer: str, **settings: Any) -> dict[str, Any]:
-    """timm's configuration of a model for 224 px images of ImageNet."""
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "fixed_input_size": True,
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": first_layer,
-        "classifier": "head",
-        **settings,
-    }

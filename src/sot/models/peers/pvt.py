@@ -16,14 +16,14 @@ from timm.layers import (
     register_notrace_function,
     to_2tuple,
 )
-from timm.models import build_model_with_cfg, generate_default_cfgs, named_apply, register_model
+from timm.models import generate_default_cfgs, named_apply, register_model
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 
 from sot.models.embedding import embedding_like
-from sot.models.peers.published import published_cfg
 from sot.models.peers.spatial_reduction import PyramidBlock, to_map
+from sot.models.variants import build_variant, image_cfg
 
 __all__ = ["PyramidVisionTransformer"]
 
@@ -236,18 +236,19 @@ def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> 
 
 
 VARIANTS = {"pvt_tiny": (2, 2, 2, 2), "pvt_small": (3, 4, 6, 3), "pvt_large": (3, 8, 27, 3)}
-CFG = published_cfg("patch_embed1.proj", crop_pct=0.875, fixed_input_size=False)
+CFG = image_cfg("patch_embed1.proj", fixed_input_size=False)
 default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, CFG))
 
 
 def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
-    return build_model_with_cfg(
+    return build_variant(
         PyramidVisionTransformer,
         variant,
         pretrained,
-        pretrained_filter_fn=resize_positions,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        **{"depths": VARIANTS[variant], **kwargs},
+        {"depths": VARIANTS[variant]},
+        kwargs,
+        filter_fn=resize_positions,
+        out_indices=(0, 1, 2, 3),
     )
 
 

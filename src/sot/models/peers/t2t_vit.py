@@ -8,10 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 
 from sot.models.embedding import TokenEmbed
-from sot.models.peers.published import PublishedTransformer, published_cfg
+from sot.models.peers.published import PublishedTransformer
+from sot.models.variants import build_variant, image_cfg
 from sot.models.vision import sinusoid_positions
 
 EMBEDS = {"performer": "t2t", "transformer": "t2t_transformer"}
@@ -57,18 +58,12 @@ SIZES |= {f"t_{size}": {**SIZES[size], "tokens": "transformer"} for size in ("14
 FIRST_LAYERS = {"performer": "patch_embed.proj.attention1.kqv", "transformer": "patch_embed.proj.attention1.attn.qkv"}
 
 default_cfgs = generate_default_cfgs(
-    {f"t2t_vit_{size}": published_cfg(FIRST_LAYERS[SIZES[size].get("tokens", "performer")]) for size in SIZES}
+    {f"t2t_vit_{size}": image_cfg(FIRST_LAYERS[SIZES[size].get("tokens", "performer")], crop_pct=0.9) for size in SIZES}
 )
 
 
 def _create(size: str, pretrained: bool, kwargs: dict[str, Any]) -> TokensToTokenTransformer:
-    return build_model_with_cfg(
-        TokensToTokenTransformer,
-        f"t2t_vit_{size}",
-        pretrained,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **{**SIZES[size], **kwargs},
-    )
+    return build_variant(TokensToTokenTransformer, f"t2t_vit_{size}", pretrained, SIZES[size], kwargs)
 
 
 @register_model
