@@ -15,7 +15,7 @@ from timm.data import ImageNetInfo
 from timm.utils import accuracy
 
 from sot.data.imagenet import match_classes, subset_name
-from sot.evaluate import evaluate_images, load_model
+from sot.evaluate import load_model, open_images
 from sot.models.equip import equip
 from sot.recipe import Recipe
 
@@ -99,8 +99,8 @@ def test_imagenet_a_and_r_are_scored_among_their_200_classes(naming, adversarial
 def test_all_classes_lets_the_model_choose_among_1000(adversarial, thousand, tmp_path):
     root, name, logits, targets = adversarial
     folder = save(thousand, tmp_path / "model", DESCRIPTIONS)
-    restricted = evaluate_images(folder, str(root), 64, False, iter)
-    result = evaluate_images(folder, str(root), 64, True, iter)
+    restricted = open_images(folder, str(root)).evaluate(64, iter)
+    result = open_images(folder, str(root)).evaluate(64, iter, all_classes=True)
     truth = torch.tensor(indices(name))[targets]
     top1, top5 = accuracy(logits, truth, topk=(1, 5))
     assert result.scores["accuracy"] == pytest.approx(float(top1) / 100, abs=1e-6)
@@ -138,7 +138,7 @@ def three(tmp_path_factory):
 
 def test_a_folder_is_scored_as_timm_and_scikit_learn_score_it(three):
     """On the same pixels exactly; timm's own transform makes slightly other pixels, which hardly matters."""
-    result = evaluate_images(three / "model", str(three / "data"), 16, False, iter)
+    result = open_images(three / "model", str(three / "data")).evaluate(16, iter)
     model, processor = load_model(three / "model")
     data = timm.data.create_dataset("", root=str(three / "data"))
     config = timm.data.resolve_model_data_config(model.backbone.timm_model)

@@ -17,12 +17,12 @@ from sot.bench.timing import thread_count
 from sot.data.images import load_images
 from sot.data.sources import Subset
 from sot.data.text import TextSplit
+from sot.metrics import interval
 from sot.models.equip import equip
 from sot.probe import Backbone, Budget, Features, cache_features, choose_heads, open_backbone
 from sot.probe.compare import Contest
 from sot.probe.heads import HEADS, build_head, count_macs, token_statistics
 from sot.probe.journal import Journal
-from sot.probe.report import interval
 from sot.probe.samples import encode, image_samples, text_samples
 from sot.probe.train import Task, split_rows
 

@@ -119,6 +119,7 @@ def _explain_images(
     model: Any, processor: Any, images: list[Path], truths: list[str | None], options: Any, out: Path, as_json: bool
 ) -> None:
     from sot.explain import ImageExplanation, columns_figure, explain_image, open_picture
+    from sot.explain.figure import mark
 
     found: list[ImageExplanation] = []
     names = [f"picture-{name}" if name == "columns" else name for name in _file_names(images)]
@@ -135,7 +136,7 @@ def _explain_images(
         return
     table = Table("picture", "predicted", *(column.name for column in found[0].columns), "true")
     for path, explanation in zip(images, found):
-        cells = [_verdict(column.predicted, column.correct) for column in explanation.columns]
+        cells = [column.predicted + mark(column) for column in explanation.columns]
         name, score = explanation.predictions[0]
         table.add_row(str(path), f"{name} {score:.3f}", *cells, explanation.truth or "")
     console.print(table)
@@ -165,10 +166,6 @@ def _explain_text(
         table.add_row(word, *(f"{column.strength[number]:.2f}" for column in explanation.columns))
     console.print(table)
     _print_notes(dict.fromkeys(explanation.notes), explanation.method, out)
-
-
-def _verdict(predicted: str, correct: bool | None) -> str:
-    return predicted if correct is None else f"{predicted} {'✓' if correct else '✗'}"
 
 
 def _record(explanation: Explanation) -> dict[str, Any]:

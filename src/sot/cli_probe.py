@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +56,7 @@ def probe(
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.Backbone(model, pretrained, weights, img_size)
-    with nullcontext() if threads is None else thread_count(threads):
+    with thread_count(threads):
         opened = probing.open_backbone(backbone)
         if isinstance(opened, SoTForImageClassification):
             if data is None:

@@ -77,8 +77,6 @@ def _list(preset: str) -> None:
 
 
 def _train(units: list[Unit], store: Store, where: Where, workers: int, threads: int | None) -> None:
-    from contextlib import nullcontext
-
     from transformers.utils import logging
 
     from sot.bench.timing import thread_count
@@ -86,7 +84,7 @@ def _train(units: list[Unit], store: Store, where: Where, workers: int, threads:
 
     logging.set_verbosity_error()
     missing = [unit for unit in units if lacks(unit, store, where)]
-    with nullcontext() if threads is None else thread_count(threads):
+    with thread_count(threads):
         for number, unit in enumerate(missing, 1):
             what = f"{unit.row.name}{f', {unit.task}' if unit.task else ''}, seed {unit.recipe.seed}"
             errors.print(f"{number} of {len(missing)}: {what}", highlight=False, soft_wrap=True)

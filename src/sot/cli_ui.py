@@ -23,14 +23,15 @@ def ui(
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Open a page on this machine: drop a picture or type a sentence, see what each branch looks at, compare models."""
+    from sot.extras import need
     from sot.ui.models import check_folders, open_models, small_model, small_recipe
-    from sot.ui.serve import LOOPBACK, check_address, check_gradio, serve
+    from sot.ui.serve import LOOPBACK, check_address, serve
 
     def say(text: str) -> None:
         errors.print(text, highlight=False, soft_wrap=True, markup=False)
 
     check_folders(folders or [])
-    check_gradio()
+    need("gradio", "the page", "ui")
     check_address(host, port)
     if host not in LOOPBACK:
         say(f"Anybody who reaches {host} can use this page.")

@@ -52,7 +52,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
-    from sot.evaluate import class_names, draw_confusion, evaluate_images, evaluate_text, is_text_model
+    from sot.evaluate import class_names, draw_confusion, evaluate_text, is_text_model, open_images
 
     if corruptions is not None:
         _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
@@ -63,7 +63,7 @@ def evaluate(
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")
     else:
-        result = evaluate_images(folder, data, batch_size, all_classes, _progress, samples)
+        result = open_images(folder, data, samples).evaluate(batch_size, _progress, all_classes)
     if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
     if as_json:

@@ -121,18 +121,40 @@ def _run(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) ->
     return logits, labels
 
 
-def evaluate_images(
-    folder: Path,
-    data: str,
-    batch_size: int,
-    all_classes: bool,
-    progress: Any,
-    samples: int = 0,
-    change: Callable[[Image.Image], Image.Image] | None = None,
-) -> Evaluation:
-    """Scores on the validation part of `data`, or all of it if it has none and the model was not trained on it.
+@dataclass
+class ImageTest:
+    """A trained model and the pictures to score it on."""
 
-    `samples` draws that many of them, the same every time; `change` is done to every picture first.
+    model: Any
+    transform: Callable[[Image.Image], Any]
+    pictures: Any
+    labels: list[str]  # of the pictures
+    columns: Array  # where they are among the classes of the model
+
+    def evaluate(
+        self,
+        batch_size: int,
+        progress: Any,
+        all_classes: bool = False,
+        change: Callable[[Image.Image], Image.Image] | None = None,
+    ) -> Evaluation:
+        """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
+        changed = self.transform if change is None else lambda image: self.transform(change(image))
+        logits, labels = _run(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
+        names, columns = [self.model.config.id2label[index] for index in range(self.model.num_labels)], self.columns
+        if len(columns) == len(names) or all_classes:
+            labels, note = columns[labels], f"among all {len(names)} classes"
+            return _evaluation(logits, labels, names, image_scores(logits, labels), note)
+        whose = subset_name(self.labels) or "the data"
+        note = f"among the {len(columns)} classes of {whose} (of {len(names)} the model knows)"
+        logits = logits[:, columns]
+        return _evaluation(logits, labels, self.labels, image_scores(logits, labels), note)
+
+
+def open_images(folder: Path, data: str, samples: int = 0) -> ImageTest:
+    """A model and the validation part of `data`, or all of it if it has none and the model was not trained on it.
+
+    `samples` draws that many of them, the same every time.
     """
     model, processor = load_model(folder)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
@@ -142,16 +164,8 @@ def evaluate_images(
     if matched is None:
         unknown = [name for name in pictures.labels if name not in names]
         raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
-    columns = np.array(matched)
-    transform, source = processor_transform(processor), part_of(pictures.val, samples)
-    changed = transform if change is None else lambda image: transform(change(image))
-    logits, labels = _run(model, evaluation_set(source, changed), stack, batch_size, progress)
-    if len(columns) < len(names) and not all_classes:
-        whose = subset_name(pictures.labels) or "the data"
-        note = f"among the {len(columns)} classes of {whose} (of {len(names)} the model knows)"
-        return _evaluation(logits[:, columns], labels, pictures.labels, image_scores(logits[:, columns], labels), note)
-    labels = columns[labels]
-    return _evaluation(logits, labels, names, image_scores(logits, labels), f"among all {len(names)} classes")
+    source = part_of(pictures.val, samples)
+    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(matched))
 
 
 def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) -> Evaluation:

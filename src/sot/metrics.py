@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 from scipy.stats import pearsonr, spearmanr
+from scipy.stats import t as student
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 Array = NDArray[Any]
@@ -65,3 +67,11 @@ def text_scores(metric: str, logits: Array, labels: Array) -> dict[str, float]:
     names = dict.fromkeys([metric, "spearman" if regression else "accuracy"])
     error = np.square(logits.reshape(-1) - labels).mean() if regression else cross_entropy(logits, labels.astype(int))
     return {name: TEXT_SCORES[name](logits, labels) for name in names} | {"loss": float(error)}
+
+
+def interval(scores: Sequence[float], confidence: float = 0.95) -> float | None:
+    """Half the width of Student's confidence interval of the mean; None of a single score."""
+    if len(scores) < 2:
+        return None
+    spread = float(np.std(scores, ddof=1)) / math.sqrt(len(scores))
+    return spread * float(student.ppf((1 + confidence) / 2, len(scores) - 1))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sot.evaluate import evaluate_images
+from sot.evaluate import open_images
+from sot.extras import need
 
 SEVERITIES = range(1, 6)
 SMALLEST = 32  # pixels a side, of a picture to corrupt
@@ -28,9 +28,7 @@ class Corrupted:
 
 def corruption_names(wanted: str) -> list[str]:
     """`common` (the fifteen of ImageNet-C), `all`, `noise`, `blur`, `weather`, `digital`, or names of corruptions."""
-    if importlib.util.find_spec("imagecorruptions") is None:
-        need = "pip install 'second-order-transformer[robustness]'"
-        raise ValueError(f"corruptions need the library imagecorruptions-imaug: {need}")
+    need("imagecorruptions", "a corruption", "robustness")
     from imagecorruptions import get_corruption_names
 
     groups = ("common", "all", "noise", "blur", "weather", "digital")
@@ -70,10 +68,10 @@ def evaluate_corrupted(
     if wrong:
         raise ValueError(f"a severity must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, got {wrong[0]}")
     work: list[tuple[str, int]] = [("clean", 0), *((name, severity) for name in names for severity in severities)]
-    found = []
+    test, found = open_images(folder, data, samples), []
     for name, severity in progress(work):
         change = corruption(name, severity) if severity else None
-        scores = evaluate_images(folder, data, batch_size, False, iter, samples, change).scores
+        scores = test.evaluate(batch_size, iter, change=change).scores
         found.append(Corrupted(name, severity, scores["accuracy"]))
     return found
 

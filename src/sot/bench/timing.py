@@ -51,12 +51,13 @@ class Race:
 
 
 @contextmanager
-def thread_count(threads: int) -> Iterator[None]:
-    """Pin how many threads torch computes with, and undo it."""
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+def thread_count(threads: int | None) -> Iterator[None]:
+    """Pin how many threads torch computes with, and undo it; None leaves them as they are."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    wanted = before if threads is None else threads
+    if wanted < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    torch.set_num_threads(wanted)
     try:
         yield
     finally:

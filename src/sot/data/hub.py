@@ -13,14 +13,15 @@ from typing import Any
 
 from PIL import Image
 
-from sot.data.sources import ImageData, Pictures, Stream, choose_split, need, random_split
+from sot.data.sources import ImageData, Pictures, Stream, choose_split, random_split
+from sot.extras import need
 
 SHUFFLE_BUFFER = 4096
 
 
 def load_splits(spec: str, streaming: bool = False) -> dict[str, Any]:
     """The splits of `hfds/NAME[:CONFIG][@CACHE]`; NAME is a hub name or a folder."""
-    need("datasets", spec)
+    need("datasets", spec, "data")
     import datasets
 
     if not sys.stderr.isatty():

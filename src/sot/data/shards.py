@@ -8,7 +8,8 @@ from typing import Any
 import timm.data
 from PIL import Image
 
-from sot.data.sources import ImageData, Stream, choose_split, need
+from sot.data.sources import ImageData, Stream, choose_split
+from sot.extras import need
 
 
 class Shards(Stream):
@@ -32,7 +33,7 @@ class Shards(Stream):
 
 def shard_images(name: str, root: str, evaluate: bool) -> ImageData:
     """`wds/NAME@FOLDER`; its `_info.json` has `splits` and, unless NAME is one of ImageNet, the classes."""
-    need("webdataset", name)
+    need("webdataset", name, "data")
     if not root:
         raise ValueError(f"{name} needs the folder of its shards: {name}@FOLDER")
     from timm.data.readers.reader_wds import _load_info

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import tarfile
 from abc import ABC, abstractmethod
@@ -92,12 +91,6 @@ class Pictures:
     def filename(self, index: int) -> str:
         """Path of a picture, where the items have one."""
         return str(self.items[index][0]) if isinstance(self.items, list) else file_name(self.items, index)
-
-
-def need(module: str, what: str) -> None:
-    """Refuse `what` if the library it is read with is not installed."""
-    if importlib.util.find_spec(module) is None:
-        raise ValueError(f"{what} needs the library {module}: pip install 'second-order-transformer[data]'")
 
 
 def choose_split(spec: str, found: Collection[str], key: str, needed: bool = True) -> str | None:

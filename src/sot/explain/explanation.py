@@ -163,14 +163,10 @@ def _image_columns(
     model: Any, pixels: Tensor, reading: Reading, method: str, common: dict[str, Any]
 ) -> tuple[list[Column], str]:
     target = common["labels"].index(common["target"])
-    maps, note = (
-        relevance_maps(model, pixels, target)
-        if method == "relevance"
-        else (
-            activation_maps(model, pixels, target, method),
-            "",
-        )
-    )
+    if method == "relevance":
+        maps, note = relevance_maps(model, pixels, target)
+    else:
+        maps, note = activation_maps(model, pixels, target, method), ""
     return _columns(model, reading, maps, common["truth"]), note
 
 

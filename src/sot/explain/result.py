@@ -88,9 +88,8 @@ class Explanation:
 class ImageExplanation(Explanation):
     """A picture explained; its maps and the order of its evidence are those of the model's grid of words."""
 
-    picture: NDArray[np.uint8] = field(
-        default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8)
-    )  # as the model sees it
+    # as the model sees it
+    picture: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8))
     grid: tuple[int, int] = (1, 1)
 
     def figure(self) -> Figure:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Column, Table
-from scipy.stats import t as student
 
 from sot.core.head import HeadConfig
 from sot.files import as_csv, as_png, write_atomically
+from sot.metrics import interval
 
 GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
 
@@ -61,14 +59,6 @@ class Comparison:
         setting = {"model": self.model, "data": self.data, "metric": self.metric, "best": self.best}
         rows = [result.to_dict() for result in self.results]
         return {**setting, "feature_seconds": self.feature_seconds, "heads": rows}
-
-
-def interval(scores: Sequence[float], confidence: float = 0.95) -> float | None:
-    """Half the width of Student's confidence interval of the mean; None of a single score."""
-    if len(scores) < 2:
-        return None
-    spread = float(np.std(scores, ddof=1)) / math.sqrt(len(scores))
-    return spread * float(student.ppf((1 + confidence) / 2, len(scores) - 1))
 
 
 def _score(result: Result) -> str:

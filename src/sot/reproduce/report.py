@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from sot.files import as_csv, as_png, write_atomically
-from sot.probe.report import interval
+from sot.metrics import interval
 from sot.reproduce.tables import Row, TableOfPaper
 from sot.reproduce.work import Store, Unit
 
@@ -43,18 +43,22 @@ class Cell:
 
 
 Cells = dict[str, Cell]
+Result = tuple[str | None, dict[str, Any]]  # the task of a unit, and what it scored
 
 
 def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tuple[Row, Cells]]:
     """The cells of every row that the units belong to, from the results there are."""
     rows = {unit.row.name: unit.row for unit in units}
-    return [(row, {c: _cell(row, c, units, store) for c in table.columns}) for row in rows.values()]
+    results: dict[str, list[Result]] = {name: [] for name in rows}
+    for unit in units:
+        if (result := store.result(unit)) is not None:
+            results[unit.row.name].append((unit.task, result))
+    return [(row, {c: _cell(row, c, results[name]) for c in table.columns}) for name, row in rows.items()]
 
 
-def _cell(row: Row, column: str, units: Sequence[Unit], store: Store) -> Cell:
+def _cell(row: Row, column: str, results: Sequence[Result]) -> Cell:
     of_task = column in row.tasks
-    mine = [unit for unit in units if unit.row.name == row.name and (unit.task == column) == of_task]
-    values = [_value(result, column, of_task) for unit in mine if (result := store.result(unit)) is not None]
+    values = [_value(result, column, of_task) for task, result in results if (task == column) == of_task]
     return Cell([value for value in values if value is not None], row.paper.get(column))
 
 

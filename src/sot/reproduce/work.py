@@ -21,7 +21,7 @@ import sot
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.data.text import TextData, load_task
-from sot.evaluate import evaluate_images
+from sot.evaluate import open_images
 from sot.files import write_atomically
 from sot.finetune import build_text_model, fine_tune
 from sot.models.complexity import IMAGENET_PICTURES, count_parameters
@@ -188,7 +188,7 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
     if where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"]:
         if not (run / "model.safetensors").is_file():
             raise ValueError(f"{run} holds no model to evaluate on {where.imagenet_a}: only its result is here")
-        evaluation = evaluate_images(run, where.imagenet_a, unit.recipe.batch_size, False, iter)
+        evaluation = open_images(run, where.imagenet_a).evaluate(unit.recipe.batch_size, iter)
         result["scores"][IMAGENET_A] = evaluation.scores["accuracy"]
         _keep_on_first(store, unit, result)
 

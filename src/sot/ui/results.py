@@ -26,9 +26,8 @@ MAX_SIDE = 2048  # of a picture; what is larger is made smaller, or preparing it
 MAX_LETTERS = 10_000  # of a text
 PREDICTED = "the predicted one"
 UNKNOWN = "unknown"
-_DECODER = ThreadPoolExecutor(
-    1
-)  # the allocator keeps for a thread what it freed: 200 MB for each that had a large picture
+# One thread, as the allocator keeps for each what it freed: 200 MB after a large picture.
+_DECODER = ThreadPoolExecutor(1)
 logger = logging.getLogger(__name__)
 
 
@@ -108,10 +107,11 @@ def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
             cards += _text_cards(explanation)
         cards.append(_drawn("What each branch adds", partial(draw_contributions, explanation=explanation), (4.6, 3.4)))
         cards.append(_spectrum(explanation))
-        links = [_link("Figure", "png", "image/png", as_png(explanation.figure()))]
+        picture = explanation.png()
+        links = [_link("Figure", "png", "image/png", picture)]
         links.append(_link("Raw values", "npz", "application/octet-stream", explanation.npz()))
         if isinstance(explanation, TextExplanation):
-            links.append(_link("Page", "html", "text/html", explanation.html().encode()))
+            links.append(_link("Page", "html", "text/html", explanation.html(picture).encode()))
     said = f"evidence for <b>{escape(explanation.target)}</b>, by {escape(explanation.method)}"
     notes = "".join(f"<li>{escape(note)}</li>" for note in explanation.notes)
     return inert(

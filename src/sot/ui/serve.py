@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sot.extras import need
 from sot.ui.models import Shown
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
@@ -94,19 +95,10 @@ def check_address(host: str, port: int | None) -> None:
         raise ValueError(f"cannot listen on {host} port {port or 'any'}: {error.strerror or error}") from error
 
 
-def check_gradio() -> None:
-    """Raise ValueError where the library of the page is missing."""
-    try:
-        import gradio  # noqa: F401
-    except ImportError as error:
-        wanted = "pip install 'second-order-transformer[ui]'"
-        raise ValueError(f"the page needs the gradio package ({wanted})") from error
-
-
 @contextmanager
 def serving(models: Mapping[str, Shown], host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
     """Serve a page for the models from threads of its own while the context lasts; the address."""
-    check_gradio()
+    need("gradio", "the page", "ui")
     before = os.environ.get("GRADIO_TEMP_DIR")
     with tempfile.TemporaryDirectory(prefix="sot-ui-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # uploads: gone when the server is
