@@ -11,6 +11,7 @@ from sot.data.acceptability import THIRD_PERSON, VERBS, acceptability
 from sot.explain import (
     BOTH,
     CLASS,
+    IMAGE_METHODS,
     WORDS,
     activation_maps,
     delete_patches,
@@ -19,6 +20,7 @@ from sot.explain import (
     relevance_maps,
     split_words,
 )
+from sot.explain.cam import METHODS
 from sot.models.equip import equip
 
 FORMS = {form: number for number, verb in enumerate(VERBS) for form in (verb, THIRD_PERSON.get(verb, verb + "s"))}
@@ -38,7 +40,7 @@ def fit(model, batches, rate, steps):
 
 @pytest.fixture(scope="module")
 def digits():
-    """A transformer of two layers that tells digits apart by 4×4 patches, and 20 pictures it was not trained on."""
+    """A transformer of two layers that tells digits apart by 4×4 patches, and 40 pictures it was not trained on."""
     torch.manual_seed(0)
     data = load_digits()
     pixels = F.interpolate(torch.tensor(data.images / 16 - 0.5).float()[:, None].expand(-1, 3, -1, -1), size=16)
@@ -56,29 +58,47 @@ def digits():
     with torch.no_grad():
         right = model(pixels[1500:]).logits.argmax(1) == labels[1500:]
     assert right.float().mean() > 0.8
-    return model, pixels[1500:][right][:20]
+    return model, pixels[1500:][right][:40]
+
+
+def deletion_areas(model, pictures, methods):
+    """Mean probability of the class while patches are deleted in the order of each map: the less, the truer."""
+    draw, curves = np.random.default_rng(0), {}
+    for picture in pictures.split(1):
+        with torch.no_grad():
+            target = int(model(picture).logits.argmax())
+        orders = {("random", BOTH): draw.random((4, 4))}
+        for method in methods:
+            maps = activation_maps(model, picture, target, method) if method in METHODS else None
+            maps = relevance_maps(model, picture, target)[0] if maps is None else maps
+            orders |= {(method, part): maps[part] for part in (CLASS, WORDS, BOTH)}
+            orders[f"least by {method}", BOTH] = -maps[BOTH]
+        for name, order in orders.items():
+            curves.setdefault(name, []).append(delete_patches(model, picture, order, target))
+    mean = {name: np.mean(found, axis=0) for name, found in curves.items()}
+    assert all(len(curve) == 17 and curve[0] > curve[-1] for curve in mean.values())
+    return {name: float(curve.mean()) for name, curve in mean.items()}
 
 
 def test_deleting_relevant_patches_lowers_the_score_faster_than_random_ones(digits):
     model, pictures = digits
-    draw = np.random.default_rng(0)
-    areas: dict[str, list[float]] = {}
-    for picture in pictures.split(1):
-        with torch.no_grad():
-            target = int(model(picture).logits.argmax())
-        maps = {"hirescam": activation_maps(model, picture, target, "hirescam")[BOTH], "random": draw.random((4, 4))}
-        relevance, _ = relevance_maps(model, picture, target)
-        maps |= {"relevance": relevance[BOTH], "class": relevance[CLASS], "words": relevance[WORDS]}
-        maps["least relevant"] = -relevance[BOTH]
-        for name, found in maps.items():
-            curve = delete_patches(model, picture, found, target)
-            assert len(curve) == 17 and curve[0] > curve[-1]
-            areas.setdefault(name, []).append(curve.mean())
-    area = {name: float(np.mean(values)) for name, values in areas.items()}
-    print(area)
-    for name in ("relevance", "hirescam", "class", "words"):
-        assert area[name] < area["random"] - 0.05, area
-    assert area["least relevant"] > area["random"], area
+    areas = deletion_areas(model, pictures[:20], ["relevance", "hirescam"])
+    chance = areas["random", BOTH]
+    for name in (("relevance", BOTH), ("relevance", CLASS), ("relevance", WORDS), ("hirescam", BOTH)):
+        assert areas[name] < chance - 0.05, areas
+    assert areas["least by relevance", BOTH] > chance, areas
+
+
+@pytest.mark.slow
+def test_no_method_is_much_truer_than_the_default(digits):
+    """Prints the table of docs/explain.md (`pytest -m slow -s`)."""
+    areas = deletion_areas(*digits, IMAGE_METHODS)
+    parts = (CLASS, WORDS, BOTH)
+    print(f"\nrandom: {areas['random', BOTH]:.2f}\n\n| | {' | '.join(parts)} |\n|---|---|---|---|")
+    for method in sorted(IMAGE_METHODS, key=lambda method: areas[method, BOTH]):
+        print(f"| {method} | {' | '.join(f'{areas[method, part]:.2f}' for part in parts)} |")
+    for part in parts:
+        assert areas["relevance", part] < min(areas[method, part] for method in IMAGE_METHODS) + 0.05, areas
 
 
 def sentences(count):
