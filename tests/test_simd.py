@@ -16,7 +16,7 @@ def gradient(matrix, grad, exponent=0.5):
 
 
 def without_kernels(monkeypatch):
-    monkeypatch.setattr(simd, "kernels", lambda: None)
+    monkeypatch.setattr(simd, "kernels", lambda name: None)
 
 
 def uses_kernels(matrix):

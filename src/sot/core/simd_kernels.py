@@ -1,8 +1,7 @@
 """svPN and its gradient with eight matrices abreast, one in each lane of a SIMD register, compiled by numba.
 
-A block is a flat array: element (i, j) of the eight matrices of a group lies at `(i * stride + j) * LANES`. Rows and
-columns are padded to an even number with zeros. Loaded by `sot.core.simd` where numba is installed.
-Numba's cache watches this file alone: touch it after a change to `simd_eigh.py` or `simd_lanes.py`.
+Rows and columns are padded to an even number. Loaded by `sot.core.simd` where numba is installed.
+Numba's cache watches this file alone: delete `__pycache__` after a change to one that it imports.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sot.core.simd_blocks import BATCH, GROUPS, multiply, pack, strides, unpack
 from sot.core.simd_eigh import SWEEPS, accumulate, diagonalize, tridiagonalize
 from sot.core.simd_lanes import (
     LANES,
@@ -24,86 +24,10 @@ from sot.core.simd_lanes import (
     store,
     to_double,
     to_single,
-    zeros_like,
 )
 
 Array = Any
 Register = Any
-
-# --- blocks -------------------------------------------------------------------------------------------------
-
-
-@routine
-def pack(tensor: Array, first: int, block: Array, stride: int) -> None:
-    """Interleave `LANES` matrices from the `first` on; those past the end are zero."""
-    count, rows, columns = tensor.shape
-    lanes = min(LANES, count - first)
-    if lanes < LANES or rows % 2 or columns % 2:
-        block[:] = 0
-    for i in range(rows):
-        for j in range(columns):
-            at = (i * stride + j) * LANES
-            for lane in range(lanes):
-                block[at + lane] = tensor[first + lane, i, j]
-
-
-@routine
-def unpack(block: Array, stride: int, tensor: Array, first: int) -> None:
-    """The inverse of `pack`."""
-    count, rows, columns = tensor.shape
-    lanes = min(LANES, count - first)
-    for i in range(rows):
-        for j in range(columns):
-            at = (i * stride + j) * LANES
-            for lane in range(lanes):
-                tensor[first + lane, i, j] = block[at + lane]
-
-
-@routine
-def strides(columns: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Of a block and of its transpose; not the constant 1, for which numba would compile every product anew."""
-    one = np.intp(1)
-    return (columns, one), (one, columns)
-
-
-@routine
-def multiply(
-    out: Array,
-    a: Array,
-    a_strides: tuple[int, int],
-    b: Array,
-    b_strides: tuple[int, int],
-    shape: tuple[int, int, int],
-) -> None:
-    """`out = a b`, two rows and two columns at a time; a transposed factor has its strides swapped.
-
-    The `shape` is that of the product and what is summed over, last.
-    """
-    zero = zeros_like(out)
-    rows, columns, inner = shape
-    a_row, a_inner = a_strides[0] * LANES, a_strides[1] * LANES
-    b_inner, b_column = b_strides[0] * LANES, b_strides[1] * LANES
-    for i in range(0, rows, 2):
-        for j in range(0, columns, 2):
-            c00, c01, c10, c11 = zero, zero, zero, zero
-            x, y = i * a_row, j * b_column
-            for _ in range(inner):
-                a0, a1 = load(a, x), load(a, x + a_row)
-                b0, b1 = load(b, y), load(b, y + b_column)
-                c00 = c00 + a0 * b0
-                c01 = c01 + a0 * b1
-                c10 = c10 + a1 * b0
-                c11 = c11 + a1 * b1
-                x += a_inner
-                y += b_inner
-            at, below = (i * columns + j) * LANES, ((i + 1) * columns + j) * LANES
-            store(out, at, c00)
-            store(out, at + LANES, c01)
-            store(out, below, c10)
-            store(out, below + LANES, c11)
-
-
-# --- svPN ---------------------------------------------------------------------------------------------------
 
 
 @routine
@@ -191,9 +115,7 @@ def mix_by_root(products: Array, roots: Array, small: Array, shares: Array, rati
             store(out, mirrored, (same - load(ratio, i * LANES)) * y - swapped * x)
 
 
-BATCH = numba.float32[:, :, :]
 PAIR, TRIPLE = (numba.types.UniTuple(numba.float32[:, ::1], count) for count in (2, 3))  # of blocks
-GROUPS = numba.types.UniTuple(numba.intp, 2)
 
 
 @kernel(numba.void(BATCH, numba.float64, numba.float64, BATCH, TRIPLE, GROUPS))
