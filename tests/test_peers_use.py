@@ -14,6 +14,7 @@ from sot.evaluate import load_model
 from sot.explain import explain_image
 from sot.export import without_decompositions
 from sot.models.branched import heads_of
+from sot.models.comparison import load_comparisons
 from sot.models.embedding import ResampledEmbed
 from sot.probe import combine
 
@@ -48,6 +49,15 @@ def test_all_branches_take_part_in_an_explanation(fusion):
     assert found.columns[-1].values.shape == found.grid
 
 
+@pytest.mark.parametrize("fusion", [*(fusion.value for fusion in sot.Fusion)])
+def test_maps_are_those_of_the_first_branch_whatever_the_fusion(fusion):
+    model = conformer(fusion=fusion)
+    for method in ("hirescam", "relevance"):
+        found = explain_image(model, model.processor, picture(), method=method)
+        assert all(column.values.shape == (14, 14) and column.values.any() for column in found.columns)
+        assert len(found.columns) == (3 if fusion in ("sum", "concat", "late") else 1)
+
+
 def test_no_branch_is_exported_with_a_decomposition():
     changed = without_decompositions(conformer(norm="svpn"))
     assert [type(head.pool.norm) for head in heads_of(changed.classifier)] == [ProductSingularValuePowerNorm] * 2
@@ -64,19 +74,39 @@ def test_a_head_probed_on_the_first_of_two_branches_is_a_model_of_one():
         torch.testing.assert_close(combined(pixel_values=pixels).logits, expected)
 
 
-@pytest.mark.parametrize("name", ["pit_ti_224", pytest.param("pit_b_224", marks=pytest.mark.slow)])
-def test_pit_takes_another_embedding_on_its_own_grid(name, tmp_path):
-    model = sot.equip(name, labels=["a", "b"], head=SMALL_HEAD, pretrained=False, embed="densenet").eval()
+def check_whole_way(model, folder):
+    """Train a step, save, load, classify by a pipeline, explain: what works for every model."""
+    pixels = torch.randn(2, 3, 224, 224)
+    model.train()(pixel_values=pixels, labels=torch.tensor([1, 0])).loss.backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    model.eval().save_pretrained(folder)
+    again, processor = load_model(folder)
+    with torch.no_grad():
+        assert torch.equal(again(pixel_values=pixels).logits, model(pixel_values=pixels).logits)
+    assert {row["label"] for row in pipeline("image-classification", str(folder))(picture())} == {"a", "b"}
+    found = explain_image(again, processor, picture(), method="hirescam")
+    parts, logits = found.contributions, found.contributions.logits
+    assert parts.class_part + parts.word_part + parts.bias == pytest.approx(logits, abs=1e-4 * abs(logits).max())
+    assert all(column.values.shape == found.grid for column in found.columns)
+
+
+def test_pit_takes_another_embedding_on_its_own_grid(tmp_path):
+    model = sot.equip("pit_ti_224", labels=["a", "b"], head=SMALL_HEAD, pretrained=False, embed="densenet")
     embedding = model.body.patch_embed
     assert isinstance(embedding, ResampledEmbed) and embedding.cells == tuple(model.body.pos_embed.shape[2:])
-    pixels = torch.randn(1, 3, 224, 224)
-    loss = model(pixel_values=pixels, labels=torch.tensor([1])).loss
-    loss.backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
-    model.save_pretrained(tmp_path)
-    again, _ = load_model(tmp_path)
-    with torch.no_grad():
-        assert torch.equal(again.eval()(pixel_values=pixels).logits, model(pixel_values=pixels).logits)
-    assert {row["label"] for row in pipeline("image-classification", str(tmp_path))(picture())} == {"a", "b"}
+    check_whole_way(model, tmp_path)
     with pytest.raises(ValueError, match="progressive sampling holds the first layers"):
-        sot.equip(name, 2, pretrained=False, embed="ps")
+        sot.equip("pit_ti_224", 2, pretrained=False, embed="ps")
+
+
+COMPARED = {row.model for table in load_comparisons().values() for row in table.rows}
+WITH_OUR_EMBEDDING = sorted(name for name in COMPARED if not name.startswith(("sot", "ps_vit", "autoformer")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "embed"),
+    [*((name, None) for name in sorted(COMPARED)), *((name, "densenet") for name in WITH_OUR_EMBEDDING)],
+)
+def test_every_model_of_the_tables_goes_the_whole_way_with_our_head(name, embed, tmp_path):
+    check_whole_way(sot.equip(name, labels=["a", "b"], pretrained=False, embed=embed), tmp_path)

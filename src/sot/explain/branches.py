@@ -83,7 +83,9 @@ def name_of(head: SecondOrderHead, part: str) -> str:
 
 def split_logits(head: SecondOrderHead, tokens: Tokens) -> Branches:
     """The logits of a head and their parts; the heads of a backbone's further branches add to those of the first."""
-    first, *others = (_split(each, own) for each, own in zip(heads_of(head), (tokens, *tokens.branches), strict=True))
+    first, *others = (
+        split_head(each, own) for each, own in zip(heads_of(head), (tokens, *tokens.branches), strict=True)
+    )
     for other in others:
         first.class_part = _add(first.class_part, other.class_part)
         first.word_part = _add(first.word_part, other.word_part)
@@ -97,8 +99,8 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one if other is None else other if one is None else one + other
 
 
-def _split(head: SecondOrderHead, tokens: Tokens) -> Branches:
-    """Of one head. Half of the one bias of `concat` goes with either branch's own vote."""
+def split_head(head: SecondOrderHead, tokens: Tokens) -> Branches:
+    """Of one head, of several that of the first branch. Half of the one bias of `concat` goes with either branch's own vote."""
     class_features, word_features = head.represent(tokens.class_token, tokens.word_tokens, tokens.mask)
     class_part = word_part = None
     class_bias = word_bias = torch.zeros(head.num_classes, dtype=word_features.dtype, device=word_features.device)

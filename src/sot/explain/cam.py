@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sot.explain.branches import BOTH, CLASS, WORDS, split_logits
+from sot.explain.branches import BOTH, CLASS, WORDS, split_head, split_logits
 from sot.explain.reading import explaining, read_image
 from sot.models.modeling import SoTForImageClassification
 
@@ -156,14 +156,15 @@ def activation_maps(
 
     The maps are signed and have the rows and columns of the model's words. Through the class token they show the words
     that its last attention reads, through the words those that the head pools; the map of both is their sum, weighted
-    by what each branch adds to the logit: one and one, but for late fusion.
+    by what each branch adds to the logit: one and one, but for late fusion. Of a backbone with several branches they
+    are those of the first.
     """
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; accepted: {', '.join(METHODS)}")
     kind = type(method, (_Unscaled, getattr(_library(), METHODS[method])), {})
     with explaining(model):
         tokens = read_image(model, pixels).tokens
-        grid, branches = word_grid(tokens.grid), split_logits(model.classifier, tokens)
+        grid, branches = word_grid(tokens.grid), split_head(model.classifier, tokens)
         attention = last_attention(model, pixels)
         places = {CLASS: attention, WORDS: None}
         found = {part: place for part, place in places.items() if branches.has(part)}
