@@ -100,7 +100,7 @@ def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 def split_head(head: SecondOrderHead, tokens: Tokens) -> Branches:
-    """Of one head, of several that of the first branch. Half of the one bias of `concat` goes with either branch's own vote."""
+    """Of one head, the first of several. Half of the one bias of `concat` goes with either branch's own vote."""
     class_features, word_features = head.represent(tokens.class_token, tokens.word_tokens, tokens.mask)
     class_part = word_part = None
     class_bias = word_bias = torch.zeros(head.num_classes, dtype=word_features.dtype, device=word_features.device)
