@@ -322,3 +322,14 @@ def test_folders_that_are_not_models_or_have_the_head_already(tmp_path):
     sot.equip("test_vit", 3, HEAD, pretrained=False).save_pretrained(tmp_path / "equipped")
     with pytest.raises(ValueError, match="has a second-order head already"):
         sot.equip(tmp_path / "equipped", 3)
+
+
+def test_a_head_is_exact_unless_the_fast_one_is_asked_for():
+    norms = {
+        "svpn": [None, {}, {"heads": 2}],
+        "svpn_fast": [{"norm": "svpn_fast"}],
+        None: [HeadConfig(), {"num_values": 2}, {"num_iterations": 3}, {"pool": "gcp"}, {"pool": "gap"}],
+    }
+    for norm, heads in norms.items():
+        for head in heads:
+            assert sot.equip("test_vit", 2, head, pretrained=False).config.head["norm"] == norm, head

@@ -239,3 +239,11 @@ def test_moving_between_types_and_resetting_keeps_them():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_the_exact_normalisation_is_exported_without_a_decomposition():
+    head = SecondOrderHead(16, 3, HeadConfig(norm="svpn", heads=2, left_dim=3, right_dim=3)).eval()
+    tokens = torch.randn(2, 16), torch.randn(2, 9, 16)
+    program = torch.export.export(head, tokens)
+    assert not any(word in str(node.target) for node in program.graph.nodes for word in ("linalg", "svd"))
+    torch.testing.assert_close(program.module()(*tokens), head(*tokens))

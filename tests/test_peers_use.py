@@ -9,11 +9,8 @@ from transformers import pipeline
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.core.normalizers import ProductSingularValuePowerNorm
 from sot.evaluate import load_model
 from sot.explain import explain_image
-from sot.export import without_decompositions
-from sot.models.branched import heads_of
 from sot.models.comparison import load_comparisons
 from sot.models.embedding import ResampledEmbed
 from sot.probe import combine
@@ -56,11 +53,6 @@ def test_maps_are_those_of_the_first_branch_whatever_the_fusion(fusion):
         found = explain_image(model, model.processor, picture(), method=method)
         assert all(column.values.shape == (14, 14) and column.values.any() for column in found.columns)
         assert len(found.columns) == (3 if fusion in ("sum", "concat", "late") else 1)
-
-
-def test_no_branch_is_exported_with_a_decomposition():
-    changed = without_decompositions(conformer(norm="svpn"))
-    assert [type(head.pool.norm) for head in heads_of(changed.classifier)] == [ProductSingularValuePowerNorm] * 2
 
 
 def test_a_head_probed_on_the_first_of_two_branches_is_a_model_of_one():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import tempfile
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from sot.core.normalizers import MatrixPowerNorm, ProductSingularValuePowerNorm, SingularValuePowerNorm
+from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.evaluate import load_model, load_processor
 from sot.models.branched import heads_of
 
@@ -84,25 +83,20 @@ def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
         from transformers.exporters import OnnxConfig, OnnxExporter
     except ImportError as error:
         raise ValueError("ONNX needs more: pip install 'second-order-transformer[export]'") from error
-    model = without_decompositions(model)
+    check_onnx(model)
     large = sum(parameter.nbytes for parameter in model.parameters()) > 1.5e9  # one file holds at most 2 GB
     config = OnnxConfig(dynamic=True, dynamic_shapes=_axes(inputs), output_path=str(file), external_data=large)
     OnnxExporter().export(model, inputs, config)
 
 
-def without_decompositions(model: Any) -> Any:
-    """The model with its exact normalisation by products: ONNX knows no singular values and no eigenvalues."""
-    norms = [getattr(head.pool, "norm", None) for head in heads_of(model.classifier)]
-    if any(isinstance(norm, MatrixPowerNorm) for norm in norms):
-        raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
-    if not any(isinstance(norm, SingularValuePowerNorm) for norm in norms):
-        return model
-    changed = copy.deepcopy(model)
-    for head in heads_of(changed.classifier):
+def check_onnx(model: Any) -> None:
+    """Raise ValueError for a normalisation that only a decomposition gives, which ONNX has none of."""
+    for head in heads_of(model.classifier):
         norm = getattr(head.pool, "norm", None)
-        if isinstance(norm, SingularValuePowerNorm):
-            head.pool.norm = ProductSingularValuePowerNorm(norm.exponent)  # type: ignore[union-attr]
-    return changed
+        if isinstance(norm, MatrixPowerNorm):
+            raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
+        if isinstance(norm, SingularValuePowerNorm) and norm.exponent != 0.5:
+            raise ValueError(f"svpn has a form in ONNX for exponent 0.5 only, got {norm.exponent}: take --to torch")
 
 
 def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:

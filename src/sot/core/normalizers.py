@@ -19,10 +19,14 @@ from sot.core.normalize import (
     product_singular_value_power_norm,
     singular_value_power_norm,
 )
+from sot.core.precision import is_exporting
 
 
 class SingularValuePowerNorm(nn.Module):
-    """Exact svPN; see `singular_value_power_norm`."""
+    """Exact svPN; see `singular_value_power_norm`.
+
+    Exporters are given exponent ½ as matrix products: few runtimes have decompositions.
+    """
 
     def __init__(self, exponent: float = 0.5) -> None:
         super().__init__()
@@ -30,6 +34,9 @@ class SingularValuePowerNorm(nn.Module):
         self.exponent = exponent
 
     def forward(self, matrix: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102  alone, for the compiler of TorchScript to skip what follows
+            if self.exponent == 0.5 and is_exporting():
+                return product_singular_value_power_norm(matrix)
         return singular_value_power_norm(matrix, self.exponent)
 
 

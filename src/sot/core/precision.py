@@ -31,6 +31,11 @@ def is_eager() -> bool:
     return not torch._C._are_functorch_transforms_active()
 
 
+def is_exporting() -> bool:
+    """Whether torch.export or an ONNX exporter writes down the operations, for runtimes that know the common ones."""
+    return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
+
+
 def is_hooked(module: nn.Module) -> bool:
     """Whether somebody waits for the module to be called, or for its gradient."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
