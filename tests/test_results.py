@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are what `sot reproduce` makes of the results that are kept beside it."""
+"""The tables of docs/results.md are what the commands make of the results that are kept beside it."""
 
 import json
 from dataclasses import replace
@@ -6,42 +6,65 @@ from pathlib import Path
 
 import pytest
 
+from sot.core.head import HeadConfig
+from sot.metrics import interval
 from sot.reproduce import Store, Unit, as_markdown, collect, load_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 FOLDER = PAGE.parent / "results"
-TABLES = sorted(FOLDER.glob("table-*.md"))
-RESULTS = [json.loads(file.read_text()) for file in sorted((FOLDER / "results").glob("*.json"))]
+NETTE = {"embed": "naive", "patch_size": 16, "embed_dim": 64, "depth": 4, "num_heads": 4}
+SETTINGS = {  # of the commands in the page, by the folder of their results
+    "": (),
+    "imagenette": ("img_size=112", "train_samples=4000", f"model_args={json.dumps(NETTE)}"),
+    "texts": ("train_samples=4000",),
+}
+TABLES = [(folder, file) for folder in SETTINGS for file in sorted((FOLDER / folder).glob("table-*.md"))]
+PROBES = sorted((FOLDER / "probes").glob("*.json"))
 SEEDS = range(5)
 
 
-def units_of(table, data):
-    """Units of all rows as `plan` makes them of this data."""
+def results_of(folder):
+    return [json.loads(file.read_text()) for file in sorted((FOLDER / folder / "results").glob("*.json"))]
+
+
+def units_of(name, folder):
+    """Units of all rows as `sot reproduce` plans them of the data that the results are about."""
+    results = results_of(folder)
+    data = {result["task"]: (result["model"], result["data"]) for result in results}
     return [
-        Unit(row, replace(row.recipe, seed=seed), row.model, None, data)
+        Unit(row, replace(row.recipe, seed=seed), row.model or data[task][0], task, data[task][1])
         for seed in SEEDS
-        for row in table.rows
-        if row.model is not None and not row.tasks
+        for row in load_table(name, "cpu", SETTINGS[folder]).rows
+        for task in row.tasks or (None,)
+        if task in data
     ]
 
 
-@pytest.mark.parametrize("file", TABLES, ids=lambda file: file.stem)
-def test_the_tables_show_the_results(file):
+@pytest.mark.parametrize(("folder", "file"), TABLES, ids=lambda value: getattr(value, "stem", value))
+def test_the_tables_show_the_results(folder, file):
     name = file.stem.removeprefix("table-")
-    table, data = load_table(name, "cpu"), RESULTS[0]["data"]
-    units = [unit for unit in units_of(table, data) if Store(FOLDER).result(unit) is not None]
+    store = Store(FOLDER / folder)
+    units = [unit for unit in units_of(name, folder) if store.result(unit) is not None]
+    table = load_table(name, "cpu", SETTINGS[folder])
     shown = [line for line in file.read_text().splitlines() if line.startswith("| ")]
-    made = as_markdown(table, collect(table, units, Store(FOLDER))).splitlines()
+    made = as_markdown(table, collect(table, units, store)).splitlines()
     assert shown == [line for line in made if line.startswith("| ")]
     assert all(line in PAGE.read_text() for line in shown), f"docs/results.md has another table {name}"
 
 
-def test_every_result_belongs_to_a_row():
-    data = RESULTS[0]["data"]
-    known = {
-        unit.key
-        for name in ("1", "3a", "3b", "4a", "4b", "4c", "4d")
-        for unit in units_of(load_table(name, "cpu"), data)
-    }
-    kept = {file.stem for file in (FOLDER / "results").glob("*.json")}
+@pytest.mark.parametrize("folder", SETTINGS)
+def test_every_result_belongs_to_a_row(folder):
+    names = ("6",) if folder == "texts" else ("1", "3a", "3b", "4a", "4b", "4c", "4d")
+    known = {unit.key for name in names for unit in units_of(name, folder)}
+    kept = {file.stem for file in (FOLDER / folder / "results").glob("*.json")}
     assert kept and kept <= known, "a recipe was changed, or a result of something else was kept"
+
+
+@pytest.mark.parametrize("file", PROBES, ids=lambda file: file.stem)
+def test_the_probes_are_in_the_page(file):
+    found = json.loads(file.read_text())
+    for row in found["heads"]:
+        HeadConfig.from_dict(row["config"])
+        score = f"{100 * row['mean']:.2f} ± {100 * interval(row['scores']):.2f}"
+        line = f"| {row['head']} | {score} | {100 * row['held_out']:.2f} | {row['params']:,} |"
+        assert line in PAGE.read_text(), f"docs/results.md has other numbers of {file.stem}"
