@@ -200,29 +200,10 @@ def test_second_derivative_under_autocast():
     assert second.isfinite().all()
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_an_exported_program_does_without(strict):
-    class Norm(torch.nn.Module):
-        def forward(self, matrix):
-            return product_singular_value_power_norm(matrix)
-
-    matrix = torch.randn(3, 5, 4)
-    program = torch.export.export(Norm(), (matrix,), strict=strict).module()
-    assert relative_error(program(matrix), product_singular_value_power_norm(matrix)) < 1e-5
-
-
 def test_functional_transforms_do_without():
     matrix = torch.randn(3, 5, 4)
     expected = product_singular_value_power_norm(matrix)
     assert relative_error(torch.func.vmap(product_singular_value_power_norm)(matrix), expected) < 1e-5
-
-
-def test_who_counts_operations_sees_them():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        product_singular_value_power_norm(torch.randn(2, 5, 5))
-    assert counter.get_total_flops() > 0
 
 
 def test_a_forward_alone_asks_for_no_eigenvectors(monkeypatch):
