@@ -67,7 +67,7 @@ class _LargestValuePower(torch.autograd.Function):
         length = _length(mapped)
         length = torch.where(length == 0, torch.ones_like(length), length)
         left = mapped / length
-        along = torch.bmm(matrix.mT, left)
+        along = (matrix * left).sum(1).unsqueeze(-1)  # Qᵀû; a batch of small products with vectors would take longer
         value = _length(along)
         value = torch.where(value == 0, torch.ones_like(value), value)
         scale = value.pow(exponent - 1)
@@ -85,10 +85,9 @@ class _LargestValuePower(torch.autograd.Function):
                 return d_matrix, d_start, None
             # lengths divide what is as small as they are before anything is multiplied: no scale overflows
             weight = (1 - ctx.exponent) * scale * ((grad * matrix).sum((-2, -1), keepdim=True) / value)
-            drift = weight * ((torch.bmm(matrix, right) - value * left) / length)  # r, weighted
-            columns = torch.cat([weight * left, drift], dim=-1)
-            rows = torch.cat([right.mT, start.expand(right.mT.shape)], dim=-2)
-            d_matrix = (grad * scale).baddbmm_(columns, rows, alpha=-1)
+            mapped = (matrix * right.mT).sum(2, keepdim=True)  # Qv̂
+            drift = weight * ((mapped - value * left) / length)  # r, weighted
+            d_matrix = (grad * scale).addcmul_(weight * left, right.mT, value=-1).addcmul_(drift, start, value=-1)
             d_start = -(matrix.reshape(-1, start.shape[0]).mT @ drift.flatten())
         return d_matrix, d_start, None
 
