@@ -34,7 +34,7 @@ class Cell:
         """Mean, and 95 % interval where there are several seeds."""
         if not self.ours:
             return "–"
-        half = interval(self.ours)
+        half = round(interval(self.ours) or 0, places)  # nothing where all seeds agree, as on the number of parameters
         return f"{np.mean(self.ours):.{places}f}" + (f" ± {half:.{places}f}" if half else "")
 
     def show_paper(self) -> str:
