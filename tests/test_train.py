@@ -274,7 +274,8 @@ def test_schedule_warms_up_follows_the_cosine_and_stays_at_the_end():
 
 
 def test_decay_falls_on_matrices_only_and_rates_follow_depth_and_head():
-    model = equip("test_vit", 3, {"heads": 2, "left_dim": 3, "right_dim": 3}, pretrained=False)
+    head = {"heads": 2, "left_dim": 3, "right_dim": 3, "norm": "svpn_fast"}
+    model = equip("test_vit", 3, head, pretrained=False)
     recipe = Recipe(lr=1.0, weight_decay=0.1, layer_decay=0.5, head_lr_multiplier=10)
     names = {id(p): name for name, p in model.named_parameters()}
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in parameter_groups(model, recipe) for p in g["params"]}
