@@ -80,10 +80,9 @@ def visit(chromium, address):
 def digit(models):
     """A picture that the models were not trained on and the first one knows, as a file, and its class."""
     data, first = load_images("digits"), models["digits"]
-    for picture, label in data.val:
-        enlarged = picture.resize((160, 160), Image.Resampling.BICUBIC)
+    for enlarged in (p.resize((160, 160), Image.Resampling.BICUBIC) for p, label in data.val if label == 3):
         name, score = explain(first.model, first.processor, enlarged).predictions[0]
-        if data.labels[label] == name == "3" and score > 0.8:
+        if name == "3" and score > 0.8:
             break
     file = io.BytesIO()
     enlarged.save(file, "PNG")
