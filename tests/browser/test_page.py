@@ -220,5 +220,5 @@ def test_the_page_fits_a_phone(visit, digit):
     page.locator("#explain").click()
     page.locator("#right .sot-result").wait_for()
     assert fits(page)
-    left, right = (page.locator(f"#{side}").bounding_box() for side in ("left", "right"))
-    assert right["y"] > left["y"] + left["height"] - 1  # below each other
+    left, right = (f"document.getElementById('{side}').getBoundingClientRect()" for side in ("left", "right"))
+    page.wait_for_function(f"{right}.top > {left}.bottom - 1", timeout=20_000)  # below each other, once all is drawn
