@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from sot.core import simd
 
 
 def power_of_svd(matrix: Tensor, exponent: float) -> Tensor:
@@ -53,3 +57,38 @@ def with_spectrum(*values: float, rows: int | None = None, columns: int | None =
     left = torch.linalg.qr(torch.randn(rows or count, count, dtype=torch.float64))[0]
     right = torch.linalg.qr(torch.randn(columns or count, count, dtype=torch.float64))[0]
     return left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right.mT
+
+
+def graph_of(result: Tensor) -> list[str]:
+    """Names of the functions that a result came through, back to its first input."""
+    node, names = result.grad_fn, []
+    while node is not None and node.next_functions:
+        names.append(node.name())
+        node = node.next_functions[0][0]
+    return names
+
+
+def without_kernels(monkeypatch: Any) -> None:
+    """As if numba were not installed."""
+    monkeypatch.setattr(simd, "kernels", lambda name: None)
+
+
+UGLY = {
+    "zero": torch.zeros(6, 6),
+    "identity": torch.eye(7),
+    "negative": -torch.eye(3),
+    "ones": torch.ones(14, 14),
+    "one row": torch.ones(1, 5),
+    "one column": torch.ones(5, 1),
+    "one number": torch.full((1, 1), -3.0),
+    "zero column": torch.eye(6)[:, [0, 1, 1, 2, 5, 5]] * torch.tensor([1.0, 1, 1, 0, 1, 0]),
+    "tall": torch.randn(40, 5),
+    "wide": torch.randn(5, 41),
+    "tall and deficient": torch.randn(17, 2) @ torch.randn(2, 11),
+    "repeated": with_spectrum(2, 2, 2, 1, 1, 0.5, 0.5).float(),
+    "nearly repeated": with_spectrum(1, 1 - 1e-6, 1 - 1e-7, 0.5, 0.5 + 1e-6, 0.1).float(),
+    "graded": with_spectrum(*[10.0**-k for k in range(6)]).float(),
+    "scaled rows": torch.randn(12, 12) * torch.logspace(-3, 3, 12)[:, None],
+    "large": torch.randn(4, 38, 38),
+    "as large as it gets": torch.randn(4, simd.MAX_COLUMNS, simd.MAX_COLUMNS),
+}

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from reference import power_of_svd, relative_error, with_spectrum
+import reference
+from reference import graph_of, power_of_svd, relative_error, with_spectrum, without_kernels
 from sot.core import simd
 from sot.core.normalize import product_singular_value_power_norm, singular_value_power_norm
 
 numba = pytest.importorskip("numba")
-BOTH = pytest.mark.parametrize("function", [singular_value_power_norm, product_singular_value_power_norm])
+BOTH = pytest.mark.parametrize(
+    ("function", "rounding"), [(singular_value_power_norm, 1e-6), (product_singular_value_power_norm, 1e-5)]
+)
 
 
 def gradient(matrix, grad, exponent=0.5):
@@ -16,44 +19,20 @@ def gradient(matrix, grad, exponent=0.5):
     return torch.autograd.grad(singular_value_power_norm(matrix, exponent), matrix, grad)[0]
 
 
-def without_kernels(monkeypatch):
-    monkeypatch.setattr(simd, "kernels", lambda name: None)
-
-
 def uses_kernels(matrix):
-    node, names = singular_value_power_norm(matrix.clone().requires_grad_()).grad_fn, []
-    while node.next_functions:
-        names.append(node.name())
-        node = node.next_functions[0][0]
+    names = graph_of(singular_value_power_norm(matrix.clone().requires_grad_()))
     assert any("Power" in name for name in names)
     return any("LanePower" in name for name in names)
 
 
-UGLY = {
-    "zero": torch.zeros(6, 6),
-    "identity": torch.eye(7),
-    "negative": -torch.eye(3),
-    "ones": torch.ones(14, 14),
-    "one row": torch.ones(1, 5),
-    "one column": torch.ones(5, 1),
-    "one number": torch.full((1, 1), -3.0),
-    "zero column": torch.eye(6)[:, [0, 1, 1, 2, 5, 5]] * torch.tensor([1.0, 1, 1, 0, 1, 0]),
+UGLY = reference.UGLY | {
     "permutation": torch.eye(9)[torch.randperm(9)],
-    "tall": torch.randn(40, 5),
-    "wide": torch.randn(5, 41),
     "deficient": torch.randn(14, 3) @ torch.randn(3, 14),
-    "tall and deficient": torch.randn(17, 2) @ torch.randn(2, 11),
-    "repeated": with_spectrum(2, 2, 2, 1, 1, 0.5, 0.5).float(),
-    "nearly repeated": with_spectrum(1, 1 - 1e-6, 1 - 1e-7, 0.5, 0.5 + 1e-6, 0.1).float(),
-    "graded": with_spectrum(*[10.0**-k for k in range(6)]).float(),
     "huge": torch.randn(10, 10) * 1e36,
     "tiny": torch.randn(10, 10) * 1e-36,
     "denormal": torch.randn(4, 4) * 1e-41,
-    "scaled rows": torch.randn(12, 12) * torch.logspace(-3, 3, 12)[:, None],
     "block diagonal": torch.block_diag(torch.randn(5, 5), torch.zeros(2, 2), torch.randn(6, 6)),
     "triangular": torch.ones(24, 24).triu(),
-    "large": torch.randn(4, 38, 38),
-    "as large as it gets": torch.randn(4, simd.MAX_COLUMNS, simd.MAX_COLUMNS),
 }
 
 
@@ -159,18 +138,18 @@ def test_a_second_derivative_is_refused():
 
 @pytest.mark.parametrize("strict", [True, False])
 @BOTH
-def test_an_exported_program_does_without(function, strict):
+def test_an_exported_program_does_without(function, rounding, strict):
     class Norm(torch.nn.Module):
         def forward(self, matrix):
             return function(matrix)
 
     matrix = torch.randn(3, 5, 4)
     program = torch.export.export(Norm(), (matrix,), strict=strict).module()
-    assert relative_error(program(matrix), function(matrix)) < 1e-5
+    assert relative_error(program(matrix), function(matrix)) < rounding
 
 
 @BOTH
-def test_who_counts_operations_sees_them(function):
+def test_who_counts_operations_sees_them(function, rounding):
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:
