@@ -168,7 +168,7 @@ def test_report_as_markdown_and_picture():
         as_picture(Report("title", 1, 1, [Row("growth", "with batch", 1.0, "exponent")]))
 
 
-@pytest.mark.parametrize("what, cases, functions", [("head", 1, 5), ("normalize", 4, 10), ("memory", 2, 8)])
+@pytest.mark.parametrize("what, cases, functions", [("head", 1, 5), ("normalize", 4, 11), ("memory", 2, 8)])
 def test_commands_print_tables_json_and_pictures(what, cases, functions, tmp_path):
     small = ["--size", "tiny", "--batch", 2, "--tokens", 16, *(["--rounds", 2] if what != "memory" else [])]
     result = sot("bench", what, *small, "--json", "--picture", "bars.png", cwd=tmp_path)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import reference
-from reference import graph_of, power_of_svd, relative_error, with_spectrum, without_kernels
+from reference import FLOAT32, graph_of, power_of_svd, relative_error, with_spectrum, without_kernels
 from sot.core import simd
 from sot.core.normalize import product_singular_value_power_norm, singular_value_power_norm
 
@@ -25,6 +25,7 @@ def uses_kernels(matrix):
     return any("LanePower" in name for name in names)
 
 
+torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
 UGLY = reference.UGLY | {
     "permutation": torch.eye(9)[torch.randperm(9)],
     "deficient": torch.randn(14, 3) @ torch.randn(3, 14),
@@ -36,19 +37,20 @@ UGLY = reference.UGLY | {
 }
 
 
-@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("exponent", [0.25, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("matrix", UGLY.values(), ids=UGLY.keys())
 def test_power_is_that_of_the_svd_in_float64(matrix, exponent):
     assert uses_kernels(matrix)
-    result, expected = singular_value_power_norm(matrix, exponent), power_of_svd(matrix.double(), exponent)
+    result, expected = singular_value_power_norm(matrix, exponent), power_of_svd(matrix.double(), exponent, FLOAT32)
     assert result.shape == matrix.shape and result.is_contiguous()
     values = torch.linalg.svdvals(matrix.double())
-    deficient = (values[..., -1] < 1e-6 * values[..., 0]).any()
-    rounded = (2.0**-24) ** exponent if deficient else 0  # float32's power of a zero
-    assert (result - expected).norm() <= max(1e-6, rounded) * expected.norm()
+    share = values / values[..., :1]
+    half_known = ((share > FLOAT32 / 2) & (share < 10 * FLOAT32)).any()  # the square of it is near float64's rounding
+    tolerance = (2.0**-24) ** exponent if half_known else 1e-6
+    assert (result - expected).norm() <= tolerance * expected.norm()
 
 
-@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("exponent", [0.25, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("name", UGLY)
 def test_gradient_is_that_of_float64(name, exponent):
     matrix = UGLY[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,7 @@ def _of_size(size: Size) -> list[Case]:
     matrix, start, spd = cross_covariances(size), torch.randn(size.head_dim), covariances(size)
     inputs, both, root = [matrix.requires_grad_()], [matrix, start.requires_grad_()], [spd.requires_grad_()]
     grad, root_grad, fixed = torch.randn_like(matrix), torch.randn_like(spd), matrix.detach()
+    fourth_root = partial(singular_value_power_norm, exponent=0.25)
     exact_goal, product_goal = GOALS.get(size.name, (None, None))
     notes = {
         "SVD": errors(svd_power(fixed), fixed),
@@ -72,6 +75,7 @@ def _of_size(size: Size) -> list[Case]:
             {
                 "SVD": forward_and_backward(svd_power, inputs, grad),
                 "ours": forward_and_backward(singular_value_power_norm, inputs, grad),
+                "ours, exponent 0.25": forward_and_backward(fourth_root, inputs, grad),
                 "products only": forward_and_backward(product_singular_value_power_norm, inputs, grad),
             },
             "SVD",

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sot.core import simd
 from sot.core.precision import at_least_float32, is_hooked
+from sot.core.products import times_transposed
 
-TOKENS_AT_A_TIME = 1568  # 8 images of 196 tokens: large enough for fast products, small enough for a cache
+TOKENS_AT_A_TIME = 1568  # and thread; 8 images of 196: large enough for fast products, small enough for a cache
 
 
 def covariance(left: Tensor, right: Tensor, count: Tensor, mask: Tensor | None, center: bool) -> Tensor:
@@ -52,7 +54,7 @@ def is_plain(linear: nn.Module, tokens: Tensor) -> bool:
 
 
 def _chunks(tokens: Tensor) -> Iterator[slice]:
-    size = max(1, TOKENS_AT_A_TIME // tokens.shape[1])
+    size = max(1, TOKENS_AT_A_TIME * torch.get_num_threads() // tokens.shape[1])
     for start in range(0, tokens.shape[0], size):
         yield slice(start, start + size)
 
@@ -60,6 +62,26 @@ def _chunks(tokens: Tensor) -> Iterator[slice]:
 def _by_head(projected: Tensor, heads: int, left_dim: int) -> tuple[Tensor, Tensor]:
     left, right = split_heads(projected, heads, left_dim)
     return left.transpose(1, 2), right.transpose(1, 2)  # (batch, heads, tokens, m), (…, n)
+
+
+def _cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
+    if simd.can_multiply_tokens(projected, heads, left_dim):
+        return simd.cross_products(projected, heads, left_dim)
+    left, right = _by_head(projected, heads, left_dim)
+    return left.mT @ right
+
+
+def _pull_back(projected: Tensor, grad: Tensor) -> Tensor:
+    """Gradient of the projected tokens from that of their cross-products."""
+    heads, left_dim = grad.shape[1:3]
+    if simd.can_multiply_tokens(projected, heads, left_dim):
+        return simd.pull_back_products(projected, grad)
+    result = torch.empty_like(projected)
+    left, right = _by_head(projected, heads, left_dim)
+    d_left, d_right = _by_head(result, heads, left_dim)
+    d_left.copy_(right @ grad.mT)
+    d_right.copy_(left @ grad)
+    return result
 
 
 class _ProjectedCovariance(torch.autograd.Function):
@@ -70,32 +92,24 @@ class _ProjectedCovariance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> Tensor:
-        batch, count = tokens.shape[:2]
-        right_dim = weight.shape[0] // heads - left_dim
-        left = tokens.new_empty(batch, heads, count, left_dim)  # laid out by head, as the products want them
-        right = tokens.new_empty(batch, heads, count, right_dim)
-        result = tokens.new_empty(batch, heads, left_dim, right_dim)
+        kept, right_dim = [], weight.shape[0] // heads - left_dim
+        result = tokens.new_empty(tokens.shape[0], heads, left_dim, right_dim)
         for piece in _chunks(tokens):
-            part = tokens[piece]
-            # word tokens are a slice of what the backbone gives: as a batch, the product needs no copy of them
-            projected = torch.bmm(part, weight.mT.expand(part.shape[0], -1, -1))
-            part_left, part_right = _by_head(projected, heads, left_dim)
+            part = tokens[piece]  # word tokens are a slice of what the backbone gives: flattening copies
+            projected = times_transposed(part.flatten(0, 1), weight).view(*part.shape[:2], weight.shape[0])
             if center:
-                torch.sub(part_left, part_left.mean(2, keepdim=True), out=left[piece])
-                torch.sub(part_right, part_right.mean(2, keepdim=True), out=right[piece])
-            else:
-                left[piece], right[piece] = part_left, part_right
-            result[piece] = left[piece].mT @ right[piece]
-        ctx.save_for_backward(tokens, weight, left, right)
+                projected -= projected.mean(1, keepdim=True)
+            kept.append(projected)
+            result[piece] = _cross_products(projected, heads, left_dim)
+        ctx.save_for_backward(tokens, weight, *kept)
         ctx.center = center
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        tokens, weight, left, right = ctx.saved_tensors
-        heads, left_dim = grad.shape[1:3]
+        tokens, weight, *kept = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
-            left, right = _by_head(tokens @ weight.mT, heads, left_dim)
+            left, right = _by_head(tokens @ weight.mT, *grad.shape[1:3])
             if ctx.center:
                 left, right = left - left.mean(2, keepdim=True), right - right.mean(2, keepdim=True)
             inputs = [tensor for tensor, needed in zip((tokens, weight), ctx.needs_input_grad) if needed]
@@ -104,17 +118,16 @@ class _ProjectedCovariance(torch.autograd.Function):
             return d_tokens, grads.pop() if grads else None, None, None, None
         d_tokens = torch.empty(tokens.shape, dtype=tokens.dtype) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        for piece in _chunks(tokens):
-            part = tokens[piece]
-            d_projected = part.new_empty(*part.shape[:2], weight.shape[0])
-            d_left, d_right = _by_head(d_projected, heads, left_dim)
-            d_left.copy_(right[piece] @ grad[piece].mT)
-            d_right.copy_(left[piece] @ grad[piece])
-            rows = d_projected.flatten(0, 1)
+        transposed = weight if d_tokens is None else weight.mT.contiguous()  # a frozen backbone has no use for it
+        start = 0
+        for projected in kept:  # not by _chunks: the number of threads may have changed
+            piece = slice(start, start + len(projected))
+            start = piece.stop
+            rows = _pull_back(projected, grad[piece]).flatten(0, 1)
             if d_tokens is not None:
-                torch.mm(rows, weight, out=d_tokens[piece].flatten(0, 1))
+                times_transposed(rows, transposed, out=d_tokens[piece].flatten(0, 1))
             if d_weight is not None:
-                d_weight.addmm_(rows.mT, part.flatten(0, 1))
+                d_weight.addmm_(rows.mT, tokens[piece].flatten(0, 1))
         return d_tokens, d_weight, None, None, None
 
 

@@ -31,6 +31,11 @@ def is_eager() -> bool:
     return not torch._C._are_functorch_transforms_active()
 
 
+def is_observed() -> bool:
+    """Whether somebody counts or fakes torch's operations, who would not see ours."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def is_exporting() -> bool:
     """Whether torch.export or an ONNX exporter writes down the operations, for runtimes that know the common ones."""
     return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()

@@ -1,7 +1,7 @@
-"""svPN of many small float32 matrices on a CPU, eight abreast in SIMD lanes: the way to the kernels, if numba is there.
+"""The way to the kernels for float32 on a CPU, if numba is there: svPN of small matrices, cross-products of tokens.
 
-Blocks are `(groups, ..., LANES)`: the eight matrices of a group side by side, rows and columns padded to even numbers.
-`power` is through eigenvectors, `product_power` by matrix products.
+svPN has eight matrices abreast in SIMD lanes. Its blocks are `(groups, ..., LANES)`: the eight matrices of a group side
+by side, rows and columns padded to even numbers. `power` is through eigenvectors, `product_power` by matrix products.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from sot.core.precision import is_observed
 
 MAX_COLUMNS = 64  # more of them outgrow the caches
 FEW_COLUMNS = 32  # up to which even a single matrix, with seven lanes idle, is faster than by LAPACK
@@ -39,11 +41,14 @@ def kernels(name: str = "simd_kernels") -> ModuleType | None:
 
 def is_possible(matrix: Tensor, name: str = "simd_kernels") -> bool:
     """Whether a batch `(batch, m >= n, n)` that torch would compute here and now can be given to the kernels."""
-    plain = type(matrix) is Tensor and matrix.dtype == torch.float32 and matrix.device.type == "cpu"
-    watched = torch._C._len_torch_dispatch_stack() > 0  # whoever counts or fakes operations would not see ours
     columns = matrix.shape[2]
     pays = columns <= FEW_COLUMNS or (columns <= MAX_COLUMNS and len(matrix) >= 4)
-    return plain and pays and not watched and kernels(name) is not None
+    return pays and _is_plain(matrix) and kernels(name) is not None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    plain = type(tensor) is Tensor and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return plain and not is_observed()
 
 
 def _even(number: int) -> int:
@@ -119,3 +124,37 @@ def product_pull_back(grad: Tensor, kept: Blocks, steps: tuple[Steps, Steps]) ->
     source, target = grad.numpy(), out.numpy()
     _on_threads(lambda part: module.pull_back(source, blocks, numbers, target, part), len(kept[0]))
     return out
+
+
+def can_multiply_tokens(projected: Tensor, heads: int, left_dim: int) -> bool:
+    """Whether the kernels can take projected tokens `(batch, tokens, heads · (m + n))`, and pay.
+
+    Their tiles are of 4 × 8. Threads of ours would wait for those of torch, which go on spinning after a product.
+    """
+    right_dim = projected.shape[2] // heads - left_dim
+    pays = projected.shape[1] >= 4 and min(left_dim, right_dim) >= 8 and torch.get_num_threads() == 1
+    return pays and _is_plain(projected) and kernels("simd_covariance") is not None
+
+
+def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
+    """`XᵀY (batch, heads, m, n)` of projected tokens, a row of which is X of all heads, then Y of all heads."""
+    module = kernels("simd_covariance")
+    assert module is not None
+    batch, tokens, width = projected.shape
+    sizes = (batch, tokens, heads, left_dim, width // heads - left_dim)
+    out = projected.new_empty(batch, heads, *sizes[3:])
+    module.cross_products(_flat(projected), sizes, _flat(out))
+    return out
+
+
+def pull_back_products(projected: Tensor, grad: Tensor) -> Tensor:
+    """The gradient of the projected tokens from that of `cross_products`."""
+    module = kernels("simd_covariance")
+    assert module is not None
+    out, sizes = torch.empty_like(projected), (*projected.shape[:2], *grad.shape[1:])
+    module.pull_back(_flat(projected), _flat(grad), sizes, _flat(out))
+    return out
+
+
+def _flat(tensor: Tensor) -> Any:
+    return tensor.flatten().numpy()

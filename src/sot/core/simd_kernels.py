@@ -59,7 +59,7 @@ def measure(images: Array, rows: int, columns: int, poison: Register, lengths: A
 
 @routine
 def weigh(lengths: Array, exponent: float, smallest: Register, powers: Array, inverses: Array) -> None:
-    """λ^(α-1), and 1/λ or zero below the smallest."""
+    """λ^(α-1) and 1/λ, or zero up to the smallest."""
     zero, one = fill(0.0), fill(1.0)
     if exponent != 0.5:
         for k in range(lengths.size):
@@ -68,7 +68,7 @@ def weigh(lengths: Array, exponent: float, smallest: Register, powers: Array, in
         length = load(lengths, at)
         inverse = one / select(length == zero, one, length)
         power = root(length) if exponent == 0.5 else load(powers, at)
-        store(powers, at, power * inverse)
+        store(powers, at, select(length <= smallest, zero, power * inverse))  # a NaN stays one
         store(inverses, at, select(smallest < length, inverse, zero))
 
 
@@ -124,7 +124,7 @@ def power(
 ) -> None:
     """`out = U diag(λ^α) Vᵀ` for a range of groups; `kept` takes their U, λ and V, in turns if it has room for fewer.
 
-    V comes from QᵀQ in float64, λᵢ is ‖Qvᵢ‖ and uᵢ = Qvᵢ/λᵢ, or zero for λᵢ below `left_eps` of the largest.
+    V comes from QᵀQ in float64, λᵢ is ‖Qvᵢ‖ and uᵢ = Qvᵢ/λᵢ, or zero for λᵢ up to `left_eps` of the largest.
     """
     n = matrix.shape[2]
     rows, columns = matrix.shape[1] + matrix.shape[1] % 2, n + n % 2

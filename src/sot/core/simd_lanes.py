@@ -121,16 +121,27 @@ def zeros_like(typing: Any, array: Any) -> Any:
     return _kind_of(array)(array), lambda context, builder, sig, args: ir.Constant(sig.return_type.llvm, None)
 
 
+def _splat(builder: Any, kind: Lanes, number: Any) -> Any:
+    nothing, index = ir.Constant(kind.llvm, ir.Undefined), ir.IntType(32)
+    first = builder.insert_element(nothing, number, index(0))
+    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(index, LANES), [0] * LANES))
+
+
 @intrinsic
 def fill(typing: Any, number: Any) -> Any:
     """The number in every lane, in float64."""
+    return DOUBLES(types.float64), lambda context, builder, sig, args: _splat(builder, DOUBLES, args[0])
+
+
+@intrinsic
+def spread(typing: Any, array: Any, index: Any) -> Any:
+    """`array[index]` in every lane."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        nothing, index = ir.Constant(DOUBLES.llvm, ir.Undefined), ir.IntType(32)
-        first = builder.insert_element(nothing, args[0], index(0))
-        return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(index, LANES), [0] * LANES))
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        return _splat(builder, sig.return_type, builder.load(builder.gep(data, [args[1]])))
 
-    return DOUBLES(types.float64), emit
+    return _kind_of(array)(array, types.intp), emit
 
 
 @intrinsic

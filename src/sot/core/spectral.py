@@ -13,7 +13,7 @@ from sot.core.checks import check_exponent, check_matrix
 from sot.core.precision import at_least_float32, autocast_off, is_eager
 
 SLOPE_EPS = 1e-5  # below this share of λ₁ a singular value counts as zero for the gradient: docs/normalization.md
-LEFT_EPS = 1e-7  # the rounding of float32: below this share of λ₁ QᵀQ does not determine the left singular vector
+LEFT_EPS = 1e-7  # the rounding of float32: below this share of λ₁ a singular value of QᵀQ in float64 counts as zero
 
 
 def _decompose(matrix: Tensor, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -40,8 +40,16 @@ def _decompose_by_gram(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left.to(matrix.dtype), values.squeeze(-2).to(matrix.dtype), right.mT.to(matrix.dtype)
 
 
-def _power(left: Tensor, values: Tensor, right: Tensor, exponent: float) -> Tensor:
-    return (left * values.pow(exponent).unsqueeze(-2)) @ right
+def _power(left: Tensor, values: Tensor, right: Tensor, exponent: float, zero: float) -> Tensor:
+    """`U diag(λ^α) Vᵀ`; what is below `zero` of the largest is rounding, whose small powers would be seen."""
+    powers = values.pow(exponent).masked_fill(values <= zero * values.amax(-1, keepdim=True), 0)
+    return (left * powers.unsqueeze(-2)) @ right
+
+
+def _rounding(matrix: Tensor) -> float:
+    """Below which share of the largest the SVD cannot tell a singular value from zero: as `matrix_rank` has it."""
+    eps = 2.2e-16 if matrix.dtype == torch.float64 else 1.2e-7  # TorchScript knows no finfo
+    return max(matrix.shape[-2], matrix.shape[-1]) * eps
 
 
 def _roots(unit: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,6 +70,25 @@ def _root_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     same = both.addcmul_(columns, root.unsqueeze(1)).addcmul_(small.unsqueeze(2), small.unsqueeze(1)).mul_(inverse)
     swapped = inverse.mul_(share.unsqueeze(2)).mul_(share.unsqueeze(1)).neg_()
     return same, swapped
+
+
+def _quarter_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`_any_slopes` for α = ¼ in the same way: with s = (λ²+ε²)^⅛, n = s²+st+t² and d = (s+t)(s²+t²)(s⁴+t⁴),
+
+    A = (s⁴+s³t+s²t²+st³+t⁴ + ε²n/s³t³) / d and B = -λμ n / (s³t³ d).
+    """
+    root = (unit.square() + eps**2).sqrt().sqrt().sqrt()
+    square, cube = root.square(), root.pow(3)
+    small, share = eps / cube, unit / cube
+    product = root.unsqueeze(2) * root.unsqueeze(1)
+    squares = square.unsqueeze(2) + square.unsqueeze(1)
+    fourths = squares.square().addcmul_(product, product, value=-2)
+    inverse = (root.unsqueeze(2) + root.unsqueeze(1)).mul_(squares).mul_(fourths).reciprocal_()
+    cubic = squares.add_(product)  # n
+    quintic = fourths.addcmul_(product, cubic)  # s⁴+t⁴ + st(s²+st+t²)
+    cubic.mul_(inverse)
+    same = quintic.mul_(inverse).addcmul_(small.unsqueeze(2) * small.unsqueeze(1), cubic)
+    return same, cubic.mul_(share.unsqueeze(2)).mul_(share.unsqueeze(1)).neg_()
 
 
 def _any_slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
@@ -88,7 +115,9 @@ def _any_slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tens
 
 
 def _slopes(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor]:
-    return _root_slopes(unit, eps) if exponent == 0.5 else _any_slopes(unit, exponent, eps)
+    if exponent == 0.5:
+        return _root_slopes(unit, eps)
+    return _quarter_slopes(unit, eps) if exponent == 0.25 else _any_slopes(unit, exponent, eps)
 
 
 def _relative(values: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +140,7 @@ class _SpectralPower(torch.autograd.Function):
         left, values, right = _decompose_by_gram(matrix) if gram else _decompose(matrix, symmetric)
         ctx.save_for_backward(left, values, right)
         ctx.exponent, ctx.eps, ctx.symmetric, ctx.gram = exponent, eps, symmetric, gram
-        return _power(left, values, right, exponent)
+        return _power(left, values, right, exponent, LEFT_EPS if gram else _rounding(matrix))
 
     @staticmethod
     @once_differentiable  # a second derivative would miss how U, λ and V move: refuse it
@@ -163,7 +192,7 @@ def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool
         full = full.mT
     if torch.jit.is_scripting():
         left, values, right = _decompose(full, symmetric)
-        result = _power(left, values, right, exponent)
+        result = _power(left, values, right, exponent, _rounding(full))
     else:
         # the Gram matrix in float64 holds what float32 of the matrix does; accelerators are slow at float64 or lack it
         gram = full.dtype == torch.float32 and full.device.type == "cpu" and eps >= SLOPE_EPS and not symmetric
@@ -182,8 +211,9 @@ def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool
 def singular_value_power_norm(matrix: Tensor, exponent: float = 0.5, eps: float = SLOPE_EPS) -> Tensor:
     """Exact svPN: `Σ λᵢ^α uᵢ vᵢᵀ` over all singular triples of the matrix.
 
-    The value is exact. Its gradient is that of the smooth power with `ε = eps · λ₁`: indistinguishable from the
-    true one for singular values above `10 ε`, bounded by `(eps · λ₁)^(α-1)` below, zero for a zero matrix.
+    The value is exact; singular values that rounding makes of zeros, below some 10⁻⁷ of the largest, count as zeros.
+    Its gradient is that of the smooth power with `ε = eps · λ₁`: indistinguishable from the true one for singular
+    values above `10 ε`, bounded by `(eps · λ₁)^(α-1)` below, zero for a zero matrix.
     """
     if not torch.jit.is_scripting():
         check_matrix(matrix)

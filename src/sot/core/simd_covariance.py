@@ -1,0 +1,105 @@
+"""Cross-products of tokens that lie side by side, head by head without a copy, compiled by numba.
+
+Loaded by `sot.core.simd` where numba is installed; numba's cache watches this file alone: delete `__pycache__` after a
+change to one that it imports. A row of `projected` is one token: X of all heads, then Y of all heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from sot.core.simd_lanes import LANES, kernel, load, routine, spread, store, zeros_like
+
+Array = Any
+
+FLAT = numba.float32[::1]
+SIZES = numba.types.UniTuple(numba.intp, 5)  # samples, tokens, heads, m, n
+ROWS = 4  # of a product at a time: eight sums hide the latency of two that are added in each cycle
+
+
+@routine
+def product(
+    out: Array,
+    to: tuple[int, int],
+    a: Array,
+    of: tuple[int, int, int],
+    b: Array,
+    by: tuple[int, int],
+    shape: tuple[int, int, int],
+) -> None:
+    """`out = a b`, four rows and two registers at a time; what is left over is computed with what comes before it.
+
+    `to`, `of` and `by` say where a matrix begins and how far its rows lie apart; `of` also its columns, which in the
+    others lie side by side. The `shape` is that of the product, at least 4 × 8, and what is summed over, last.
+    """
+    rows, columns, inner = shape
+    zero = zeros_like(out)
+    for i in range(0, rows, ROWS):
+        row = min(i, rows - ROWS)
+        for j in range(0, columns, 2 * LANES):
+            left = max(0, min(j, columns - 2 * LANES))
+            right = min(left + LANES, columns - LANES)
+            c00, c01, c10, c11, c20, c21, c30, c31 = zero, zero, zero, zero, zero, zero, zero, zero
+            x, y = of[0] + row * of[1], by[0]
+            for _ in range(inner):
+                b0, b1 = load(b, y + left), load(b, y + right)
+                a0, a1 = spread(a, x), spread(a, x + of[1])
+                c00, c01, c10, c11 = c00 + a0 * b0, c01 + a0 * b1, c10 + a1 * b0, c11 + a1 * b1
+                a2, a3 = spread(a, x + 2 * of[1]), spread(a, x + 3 * of[1])
+                c20, c21, c30, c31 = c20 + a2 * b0, c21 + a2 * b1, c30 + a3 * b0, c31 + a3 * b1
+                x += of[2]
+                y += by[1]
+            at = to[0] + row * to[1]
+            store(out, at + left, c00)
+            store(out, at + right, c01)
+            store(out, at + to[1] + left, c10)
+            store(out, at + to[1] + right, c11)
+            store(out, at + 2 * to[1] + left, c20)
+            store(out, at + 2 * to[1] + right, c21)
+            store(out, at + 3 * to[1] + left, c30)
+            store(out, at + 3 * to[1] + right, c31)
+
+
+@kernel(numba.void(FLAT, SIZES, FLAT))
+def cross_products(projected: Array, sizes: tuple[int, int, int, int, int], out: Array) -> None:
+    """`XᵀY` of each head of each sample."""
+    samples, tokens, heads, m, n = sizes
+    width = heads * (m + n)
+    for sample in range(samples):
+        for head in range(heads):
+            x = sample * tokens * width + head * m
+            y = sample * tokens * width + heads * m + head * n
+            at = (sample * heads + head) * m * n
+            product(out, (at, n), projected, (x, 1, width), projected, (y, width), (m, n, tokens))
+
+
+@routine
+def transpose(matrix: Array, at: int, rows: int, columns: int, out: Array, to: int) -> None:
+    """A matrix of `rows` × `columns` that begins `at`, to another place."""
+    for i in range(rows):
+        for j in range(columns):
+            out[to + j * rows + i] = matrix[at + i * columns + j]
+
+
+@kernel(numba.void(FLAT, FLAT, SIZES, FLAT))
+def pull_back(projected: Array, grad: Array, sizes: tuple[int, int, int, int, int], out: Array) -> None:
+    """The gradient of `projected`, laid out like it, from that of `cross_products`: `YGᵀ` and `XG`."""
+    samples, tokens, heads, m, n = sizes
+    width, size = heads * (m + n), m * n
+    transposed = np.empty(heads * size, np.float32)
+    for sample in range(samples):
+        first = sample * heads * size
+        for head in range(heads):
+            transpose(grad, first + head * size, m, n, transposed, head * size)
+        for token in range(0, tokens, ROWS):  # all heads of some tokens: memory is read and written in its order
+            x = (sample * tokens + min(token, tokens - ROWS)) * width
+            y = x + heads * m
+            for head in range(heads):
+                at = head * size
+                product(out, (x, width), projected, (y, width, 1), transposed, (at, m), (ROWS, m, n))
+                product(out, (y, width), projected, (x, width, 1), grad, (first + at, n), (ROWS, n, m))
+                x += m
+                y += n
