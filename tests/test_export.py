@@ -70,7 +70,8 @@ def test_the_file_goes_beside_the_model_unless_told_otherwise(image_model):
     [
         ({"norm": "svpn"}, "onnx", None),  # by products: no SVD in ONNX
         ({"norm": "svpn"}, "torch", None),
-        ({"norm": "svpn", "exponent": 0.7}, "onnx", "exponent 0.5 only, got 0.7"),
+        ({"norm": "svpn", "exponent": 0.25}, "onnx", None),
+        ({"norm": "svpn", "exponent": 0.7}, "onnx", "exponents 0.5 and 0.25, got 0.7"),
         ({"pool": "gcp", "norm": "mpn", "reduced_dim": 6}, "onnx", "mpn has no form in ONNX"),
     ],
 )
@@ -83,6 +84,18 @@ def test_exact_normalisation_is_exported_or_refused(head, to, message, tmp_path)
     else:
         with pytest.raises(ValueError, match=message):
             export_model(tmp_path / "model", to)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.25])
+def test_spectra_as_steep_as_those_of_trained_heads_are_exported(exponent, tmp_path):
+    head = {**HEAD, "norm": "svpn", "exponent": exponent}
+    model = package.equip("test_vit", labels=["a", "b"], head=head, pretrained=False, model_args={"img_size": SIZE})
+    pool = model.classifier.pool
+    with torch.no_grad():
+        left = pool.projection.weight[: pool.heads * pool.left_dim].view(pool.heads, pool.left_dim, -1)
+        left *= torch.logspace(0, -4, pool.left_dim)[:, None]
+    model.save_pretrained(tmp_path / "model")
+    assert max(export_model(tmp_path / "model", "onnx").differences.values()) < 1e-5
 
 
 def test_mistakes(image_model, tmp_path):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from sot.core.exportable import ROOTS
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.evaluate import load_model, load_processor
 from sot.models.branched import heads_of
@@ -95,8 +96,9 @@ def check_onnx(model: Any) -> None:
         norm = getattr(head.pool, "norm", None)
         if isinstance(norm, MatrixPowerNorm):
             raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
-        if isinstance(norm, SingularValuePowerNorm) and norm.exponent != 0.5:
-            raise ValueError(f"svpn has a form in ONNX for exponent 0.5 only, got {norm.exponent}: take --to torch")
+        if isinstance(norm, SingularValuePowerNorm) and norm.exponent not in ROOTS:
+            accepted = " and ".join(map(str, ROOTS))
+            raise ValueError(f"svpn has a form in ONNX for exponents {accepted}, got {norm.exponent}: take --to torch")
 
 
 def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_exponent, check_positive
+from sot.core.exportable import ROOTS, exportable_singular_value_power_norm
 from sot.core.normalize import (
     element_power_norm,
     fast_singular_value_power_norm,
@@ -25,7 +26,7 @@ from sot.core.precision import is_exporting
 class SingularValuePowerNorm(nn.Module):
     """Exact svPN; see `singular_value_power_norm`.
 
-    Exporters are given exponent ½ as matrix products: few runtimes have decompositions.
+    Exporters are given the exponents ½ and ¼ as matrix products: few runtimes have decompositions.
     """
 
     def __init__(self, exponent: float = 0.5) -> None:
@@ -35,8 +36,8 @@ class SingularValuePowerNorm(nn.Module):
 
     def forward(self, matrix: Tensor) -> Tensor:
         if not torch.jit.is_scripting():  # noqa: SIM102  alone, for the compiler of TorchScript to skip what follows
-            if self.exponent == 0.5 and is_exporting():
-                return product_singular_value_power_norm(matrix)
+            if self.exponent in ROOTS and is_exporting():
+                return exportable_singular_value_power_norm(matrix, self.exponent)
         return singular_value_power_norm(matrix, self.exponent)
 
 
