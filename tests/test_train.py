@@ -14,14 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from sklearn.metrics import matthews_corrcoef, top_k_accuracy_score
 from test_cli import sot
 
+from sot.checkpoints import is_whole, last_whole_checkpoint
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageSet, load_images, seeded
-from sot.engine import Average, Diverged, is_whole, last_whole_checkpoint, learning_rate_factor, parameter_groups
-from sot.metrics import calibration_error, cross_entropy, text_scores, top_k
-from sot.models.equip import equip
+from sot.engine import Diverged
 from sot.recipe import Recipe, load_recipe
 from sot.train import train_images
 
@@ -260,86 +258,6 @@ def test_random_choices_depend_on_seed_epoch_and_number_only():
         inside = torch.rand(1)
     with seeded(1):
         assert torch.equal(torch.rand(1), inside)
-
-
-def test_schedule_warms_up_follows_the_cosine_and_stays_at_the_end():
-    recipe = load_recipe("sot_tiny")
-    factor = learning_rate_factor(recipe, steps_per_epoch=10)
-    rates = [recipe.lr * factor(step) for step in range(3100)]
-    assert rates[0] == pytest.approx(1e-6) and rates[50] == pytest.approx(1e-3)
-    assert rates[50 + (3000 - 50) // 2] == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-3)
-    assert rates[3000:] == [pytest.approx(1e-5)] * 100
-    linear = learning_rate_factor(Recipe(schedule="linear", epochs=2, lr=1.0), 5)
-    assert [linear(step) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
-
-
-def test_decay_falls_on_matrices_only_and_rates_follow_depth_and_head():
-    head = {"heads": 2, "left_dim": 3, "right_dim": 3, "norm": "svpn_fast"}
-    model = equip("test_vit", 3, head, pretrained=False)
-    recipe = Recipe(lr=1.0, weight_decay=0.1, layer_decay=0.5, head_lr_multiplier=10)
-    names = {id(p): name for name, p in model.named_parameters()}
-    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in parameter_groups(model, recipe) for p in g["params"]}
-    assert len(found) == len(names)
-    assert found["classifier.word_linear.weight"] == (10.0, 0.1) and found["classifier.pool.norm.start"] == (10.0, 0.0)
-    assert found["backbone.timm_model.pos_embed"][1] == found["backbone.timm_model.cls_token"][1] == 0.0
-    rates = [found[f"backbone.timm_model.blocks.{i}.attn.qkv.weight"][0] for i in range(2)]
-    assert rates[0] == rates[1] / 2 < 1
-
-
-def test_average_follows_its_formula_and_gives_the_model_back():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    average, start = Average(model, 0.9), model[0].weight.detach().clone()
-    with torch.no_grad():
-        model[0].weight.add_(1)
-    average.update(model)
-    assert torch.allclose(average.values["0.weight"], start + 0.1)
-    with average.worn_by(model):
-        assert torch.allclose(model[0].weight, start + 0.1)
-    assert torch.allclose(model[0].weight, start + 1)
-
-
-def test_metrics_are_scikit_learns():
-    draw = np.random.default_rng(0)
-    logits, labels = draw.normal(size=(200, 7)), draw.integers(0, 7, 200)
-    for k in (1, 5):
-        assert top_k(logits, labels, k) == pytest.approx(top_k_accuracy_score(labels, logits, k=k))
-    expected = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor(labels))
-    assert cross_entropy(logits, labels) == pytest.approx(float(expected))
-    sure = np.where(np.eye(7)[labels] > 0, 50.0, 0.0)
-    assert calibration_error(sure, labels) == pytest.approx(0, abs=1e-6)
-    assert calibration_error(sure, (labels + 1) % 7) == pytest.approx(1, abs=1e-6)
-    binary, truth = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
-    assert text_scores("mcc", binary, truth)["mcc"] == pytest.approx(matthews_corrcoef(truth, binary.argmax(1)))
-
-
-def test_fine_tuning_a_text_model_evaluating_and_predicting(stand_ins, tmp_path):
-    out, table = tmp_path / "run", tmp_path / "table.csv"
-    rows = [f"the cats {'sleep' if i % 2 else 'sleeps'},{'right' if i % 2 else 'wrong'}" for i in range(24)]
-    table.write_text("words,answer\n" + "\n".join(rows) + "\n")
-    model = stand_ins["google-bert/bert-base-uncased"]
-    columns = ["--text", "words", "--label", "answer"]
-    sizes = ["--set", "epochs=8", "--set", "lr=1e-2", "--set", "batch_size=8", "--set", "head.representation_size=16"]
-    data = ["--data", table, "--dev", table, *columns]
-    result = sot("finetune", "--model", model, "--out", out, "--logger", "none", *data, *sizes)
-    assert result.returncode == 0, result.stderr
-    result = sot("evaluate", out, "--data", table, *columns, "--json")
-    assert result.returncode == 0, result.stderr
-    scores = json.loads(result.stdout)
-    result = sot("predict", out, "--text", "the cats sleep", "--text", "the cats sleeps", "--json")
-    rows = [json.loads(line)["classes"][0][0] for line in result.stdout.splitlines()]
-    assert scores["accuracy"] == 1.0 and rows == ["right", "wrong"]
-
-
-def test_fine_tuning_mistakes(stand_ins, tmp_path):
-    model = stand_ins["google-bert/bert-base-uncased"]
-    for options, message in (
-        (["--task", "glue"], "unknown task 'glue'"),
-        (["--task", "cola"], "task cola needs --data"),
-        ([], "name a --task, or give --data a table"),
-        (["--task", "acceptability", "--recipe", "digits"], "recipe digits is for images"),
-    ):
-        result = sot("finetune", "--model", model, "--out", tmp_path / "out", *options)
-        assert result.returncode == 2 and message in result.stderr and not (tmp_path / "out").exists()
 
 
 COMPILED = pytest.param("compile=true", marks=[pytest.mark.slow, pytest.mark.skipif(not which("g++"), reason="no g++")])

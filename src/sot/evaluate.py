@@ -31,6 +31,7 @@ from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
 from sot.models.from_timm import folder_config
+from sot.models.modeling import labels_of
 from sot.recipe import Recipe, load_recipe
 from sot.run import RUN_FILE, show_bars_on_terminals_only
 
@@ -141,7 +142,7 @@ class ImageTest:
         """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
         changed = self.transform if change is None else lambda image: self.transform(change(image))
         logits, labels = _run(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
-        names, columns = [self.model.config.id2label[index] for index in range(self.model.num_labels)], self.columns
+        names, columns = labels_of(self.model), self.columns
         if len(columns) == len(names) or all_classes:
             labels, note = columns[labels], f"among all {len(names)} classes"
             return _evaluation(logits, labels, names, image_scores(logits, labels), note)
@@ -159,7 +160,7 @@ def open_images(folder: Path, data: str, samples: int = 0) -> ImageTest:
     model, processor = load_model(folder)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
     pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
-    names = [model.config.id2label[index] for index in range(model.num_labels)]
+    names = labels_of(model)
     matched = match_classes(pictures.labels, names)
     if matched is None:
         unknown = [name for name in pictures.labels if name not in names]
@@ -173,7 +174,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
     if data.dev is None:
         raise ValueError("there is no development set to evaluate on")
     model, tokenizer = load_model(folder)
-    names = [model.config.id2label[index] for index in range(model.num_labels)]
+    names = labels_of(model)
     if data.labels is not None and data.labels != names:
         raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")
     collate = DataCollatorWithPadding(tokenizer)

@@ -13,7 +13,8 @@ from accelerate import PartialState
 from transformers import ProgressCallback, TrainerCallback
 from transformers.utils import logging
 
-from sot.engine import UNFINISHED, SoTTrainer, last_whole_checkpoint
+from sot.checkpoints import UNFINISHED, last_whole_checkpoint
+from sot.engine import SoTTrainer
 from sot.files import as_csv, as_png, write_atomically
 from sot.recipe import Recipe
 
