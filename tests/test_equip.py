@@ -333,3 +333,14 @@ def test_a_head_is_exact_unless_the_fast_one_is_asked_for():
     for norm, heads in norms.items():
         for head in heads:
             assert sot.equip("test_vit", 2, head, pretrained=False).config.head["norm"] == norm, head
+
+
+def test_the_exponent_is_a_quarter_unless_one_or_a_normalisation_is_given():
+    given = {
+        0.25: [None, {"heads": 2}],
+        0.5: [HeadConfig(norm="svpn"), {"norm": "svpn"}, {"exponent": 0.5}],
+        0.7: [{"exponent": 0.7}],
+    }
+    for exponent, heads in given.items():
+        for head in heads:
+            assert sot.equip("test_vit", 2, head, pretrained=False).config.head["exponent"] == exponent, head

@@ -221,8 +221,9 @@ def test_hirescam_through_the_words_is_their_evidence(name):
     with torch.no_grad():
         tokens = read_image(model, pixels).tokens
     evidence = pair_evidence(model.classifier, tokens, 1)
-    words = found.get(WORDS, found[BOTH])
-    assert words.ravel() == pytest.approx(2 * 0.5 * evidence.words, rel=1e-3, abs=1e-4 * np.abs(evidence.words).max())
+    words, slope = found.get(WORDS, found[BOTH]), 2 * model.classifier.config.exponent
+    tolerance = 1e-4 * np.abs(evidence.words).max()
+    assert words.ravel() == pytest.approx(slope * evidence.words, rel=1e-3, abs=tolerance)
 
 
 @pytest.mark.parametrize("method", METHODS)

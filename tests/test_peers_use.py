@@ -11,6 +11,7 @@ import sot
 from sot import HeadConfig, SecondOrderHead
 from sot.evaluate import load_model
 from sot.explain import explain_image
+from sot.models.branched import heads_of
 from sot.models.comparison import load_comparisons
 from sot.models.embedding import ResampledEmbed
 from sot.probe import combine
@@ -53,6 +54,12 @@ def test_maps_are_those_of_the_first_branch_whatever_the_fusion(fusion):
         found = explain_image(model, model.processor, picture(), method=method)
         assert all(column.values.shape == (14, 14) and column.values.any() for column in found.columns)
         assert len(found.columns) == (3 if fusion in ("sum", "concat", "late") else 1)
+
+
+def test_no_branch_is_exported_with_a_decomposition():
+    for head in heads_of(conformer(norm="svpn").classifier):
+        program = torch.export.export(head.pool, (torch.randn(2, 9, head.pool.projection.in_features),))
+        assert not any(word in str(node.target) for node in program.graph.nodes for word in ("linalg", "svd"))
 
 
 def test_a_head_probed_on_the_first_of_two_branches_is_a_model_of_one():

@@ -1,4 +1,4 @@
-"""Heads on a frozen backbone: the cache, the choice of settings, what is written, and what is refused."""
+"""Heads on a frozen backbone: the choice of settings, what is written, and what is refused."""
 
 import csv
 import json
@@ -11,20 +11,19 @@ from PIL import Image
 from safetensors.torch import save_file
 from scipy import stats
 from test_cli import sot
+from test_probe_cache import sentences, tiny_vit
 from transformers import AutoModelForImageClassification
 
 from sot.bench.timing import thread_count
 from sot.data.images import load_images
 from sot.data.sources import Subset
-from sot.data.text import TextSplit
 from sot.metrics import interval
-from sot.models.equip import equip
 from sot.probe import Backbone, Budget, Features, cache_features, choose_heads, open_backbone
 from sot.probe.compare import Contest
 from sot.probe.heads import HEADS, build_head, count_macs, token_statistics
 from sot.probe.journal import Journal
-from sot.probe.samples import encode, image_samples, text_samples
-from sot.probe.train import Task, split_rows
+from sot.probe.samples import image_samples
+from sot.probe.train import Task, split_rows, training_batches
 
 QUICK = Budget(epochs=8, learning_rates=(1e-2,), weight_decays=(0.01,))
 
@@ -36,182 +35,12 @@ def one_thread():
         yield
 
 
-def tiny_vit(**arguments):
-    torch.manual_seed(0)
-    return equip("test_vit", 2, {"pool": "gap", "fusion": "word"}, pretrained=False, model_args=arguments).eval()
-
-
-@pytest.fixture(scope="module")
-def vit():
-    return tiny_vit(img_size=32)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return Subset(load_images("digits").train, range(80))  # a whole chunk and a part of one
-
-
-@pytest.fixture
-def passes(vit):
-    """Sizes of the batches that went through the backbone."""
-    seen = []
-    hook = vit.backbone.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(len(args[0] if args else kwargs["pixel_values"])), with_kwargs=True
-    )
-    yield seen
-    hook.remove()
-
-
-def stop_after_one(items, title):
-    yield items[0]
-    raise KeyboardInterrupt
-
-
-def contents(folder):
-    return {file.name: file.read_bytes() for file in sorted(folder.glob("*/*.npy"))}
-
-
-# --- the cache ---------------------------------------------------------------------------------------------
-
-
-def test_the_cache_holds_the_tokens_of_the_model_in_half_precision(vit, digits, tmp_path):
-    features = cache_features(vit, image_samples(vit, digits, "digits"), tmp_path)
-    rows = np.array([70, 3, 77])
-    pixels = vit.processor([digits[row][0] for row in rows], return_tensors="pt")["pixel_values"]
-    direct, cached = encode(vit, {"pixel_values": pixels}), features.batch(rows)
-    torch.testing.assert_close(cached.word_tokens, direct.word_tokens, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(cached.class_token, direct.class_token, rtol=1e-3, atol=1e-4)
-    assert cached.mask is None and cached.word_tokens.dtype == torch.float32
-    assert features.words.dtype == np.float16 and isinstance(features.words, np.memmap)
-    assert features.labels.tolist() == [label for _, label in (digits[row] for row in range(80))]
-    assert features.seconds > 0 and features.batch(rows, with_words=False).word_tokens.numel() == 0
-
-
-def test_an_interrupted_cache_goes_on_where_it_was(vit, digits, passes, tmp_path):
-    samples = image_samples(vit, digits, "digits")
-    cache_features(vit, samples, tmp_path / "whole")
-    passes.clear()
-    with pytest.raises(KeyboardInterrupt):
-        cache_features(vit, samples, tmp_path / "parts", stop_after_one)
-    assert passes == [1, 64]  # one picture tells how many words there are
-    passes.clear()
-    cache_features(vit, samples, tmp_path / "parts")
-    assert passes == [16]
-    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
-    passes.clear()
-    cache_features(vit, samples, tmp_path / "parts")
-    assert passes == []
-
-
-def damage_a_number(folder):
-    with (folder / "words.npy").open("r+b") as file:
-        file.seek(-5, 2)
-        file.write(b"\x42")
-
-
-def cut_off(folder):
-    file = folder / "words.npy"
-    file.write_bytes(file.read_bytes()[:-1000])
-
-
-@pytest.mark.parametrize(
-    "damage, again",
-    [
-        (damage_a_number, [16]),
-        (cut_off, [16]),
-        (lambda folder: (folder / "class.npy").unlink(), [64, 16]),
-        (lambda folder: (folder / "labels.npy").write_bytes(b"nothing"), [64, 16]),
-        (lambda folder: (folder / "cache.json").write_text("{"), [1, 64, 16]),
-        (lambda folder: (folder / "cache.json").write_text("[]"), [1, 64, 16]),
-    ],
-)
-def test_what_is_damaged_is_computed_again_with_a_warning(damage, again, vit, digits, passes, tmp_path, caplog):
-    samples = image_samples(vit, digits, "digits")
-    cache_features(vit, samples, tmp_path)
-    before = contents(tmp_path)
-    (folder,) = tmp_path.iterdir()
-    damage(folder)
-    passes.clear()
-    cache_features(vit, samples, tmp_path)
-    assert passes == again and contents(tmp_path) == before
-    assert "damaged" in caplog.text
-
-
-def test_another_model_data_or_transform_is_another_cache(vit, digits, tmp_path):
-    def key(model, source):
-        return cache_features(model, image_samples(model, source, "digits"), tmp_path).key
-
-    few = Subset(digits, range(3))
-    first = key(vit, few)
-    assert key(tiny_vit(img_size=32), few) == first and len(list(tmp_path.iterdir())) == 1
-    weights, size, transform = tiny_vit(img_size=32), tiny_vit(img_size=48), tiny_vit(img_size=32)
-    with torch.no_grad():
-        weights.backbone.timm_model.blocks[0].mlp.fc1.bias[0] += 1e-3
-    transform.processor.image_mean = [0.1, 0.2, 0.3]
-    for model, source, part in (
-        (weights, few, "model"),
-        (size, few, "model"),
-        (transform, few, "transform"),
-        (vit, Subset(digits, range(1, 4)), "data"),
-    ):
-        other = key(model, source)
-        assert other[part] != first[part]
-    assert len(list(tmp_path.iterdir())) == 5
-    (recorded,) = [f for f in tmp_path.glob("*/cache.json") if json.loads(f.read_text())["key"] == first]
-    assert recorded.parent.name in {folder.name for folder in tmp_path.iterdir()}
-
-
-def test_a_file_of_the_data_that_changes_makes_another_cache(vit, tmp_path):
-    for name in ("a", "b"):
-        for number in range(5):
-            (tmp_path / name).mkdir(exist_ok=True)
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
-    first = image_samples(vit, load_images(str(tmp_path)).train, "folder").identity["data"]
-    assert image_samples(vit, load_images(str(tmp_path)).train, "folder").identity["data"] == first
-    for file in tmp_path.glob("*/*.png"):
-        Image.new("RGB", (9, 8), (9, 9, 9)).save(file)
-    assert image_samples(vit, load_images(str(tmp_path)).train, "folder").identity["data"] != first
-
-
-@pytest.fixture(scope="module")
-def bert(stand_ins):
-    return equip(stand_ins["google-bert/bert-base-uncased"], 2, {"pool": "gap", "fusion": "word"}).eval()
-
-
-def sentences(count):
-    draw = np.random.default_rng(0)
-    words = ["the", "cat", "cats", "sleep", "sleeps"]
-    return [" ".join(draw.choice(words, size=draw.integers(1, 9))) for _ in range(count)]
-
-
-def test_texts_are_stored_without_padding_and_come_back_with_a_mask(bert, tmp_path):
-    texts = sentences(100)
-    split = TextSplit(texts, None, [float(len(text.split()) % 2) for text in texts])
-    samples = text_samples(bert, split, "texts", 6, regression=False)
-    features = cache_features(bert, samples, tmp_path)
-    lengths = [min(6, len(text.split())) for text in texts]  # this tokenizer adds no special tokens
-    assert np.diff(features.starts).tolist() == sorted(length - 1 for length in lengths)
-    assert len(features.words) == sum(lengths) - 100
-    rows = np.array([99, 0, 50])
-    batch = features.batch(rows)
-    for position, row in enumerate(rows):
-        direct = encode(bert, samples.batch([row]))  # alone, so without padding
-        kept = batch.word_tokens[position][batch.mask[position]]
-        torch.testing.assert_close(kept, direct.word_tokens[direct.mask], rtol=1e-3, atol=2e-3)
-        torch.testing.assert_close(batch.class_token[position], direct.class_token[0], rtol=1e-3, atol=2e-3)
-    assert features.key["transform"]["max_length"] == 6
-    with pytest.raises(ValueError, match="the texts of one have one token each"):
-        text_samples(bert, TextSplit(["cat", "the"], None, [0.0, 1.0]), "one", 6, regression=False)
-    with pytest.raises(ValueError, match="none is empty"):
-        text_samples(bert, TextSplit([], None, []), "none", 6, regression=False)
-
-
 # --- heads -------------------------------------------------------------------------------------------------
 
 
 def test_heads_are_those_that_the_tokens_allow():
     everything = choose_heads(["all"], 384, True)
-    assert everything == HEADS and len(HEADS) == 19
+    assert everything == HEADS and len(HEADS) == 21
     words = choose_heads(["all"], 384, False)
     assert list(words) == [name for name in HEADS if not name.startswith("class")]
     assert "ep32" not in choose_heads(["all"], 48, True) and "ep8" in choose_heads(["all"], 48, True)
@@ -294,6 +123,26 @@ def test_the_held_out_part_is_no_part_of_what_is_fitted():
     assert np.array_equal(held_out, split_rows(100, 0.2)[1])
     with pytest.raises(ValueError, match="1 training samples are too few"):
         split_rows(1, 0.2)
+
+
+def test_texts_of_like_length_share_a_batch_and_each_is_seen_once():
+    draw = np.random.default_rng(0)
+    starts = np.concatenate([[0], np.cumsum(draw.integers(1, 60, 1000))])
+    features = Features(None, np.zeros((starts[-1], 4), np.float16), starts, np.zeros(1000))
+    rows = draw.permutation(1000)[:900]
+    batches = training_batches(features, rows, 64, draw)
+    assert len(batches) == 15 and max(map(len, batches)) == 64
+    assert sorted(np.concatenate(batches)) == sorted(rows)
+    spread = [np.ptp(features.lengths[batch]) for batch in batches]
+    assert max(spread) < 15  # of 58
+    longest = [features.lengths[batch].max() for batch in batches]
+    assert longest != sorted(longest) and longest != sorted(longest, reverse=True)
+
+
+def test_batches_of_pictures_are_as_they_were_drawn():
+    features, rows = hand_made(100, 0), np.random.default_rng(0).permutation(100)
+    batches = training_batches(features, rows, 64, np.random.default_rng(1))
+    assert np.array_equal(np.concatenate(batches), rows)
 
 
 def test_finished_rows_are_read_back_and_damaged_ones_computed_again(tmp_path, caplog):
@@ -406,7 +255,8 @@ def test_probing_texts(stand_ins, tmp_path):
     assert long.returncode == 0, long.stderr
 
 
-def test_a_backbone_without_class_token(digits, tmp_path):
+def test_a_backbone_without_class_token(tmp_path):
+    digits = Subset(load_images("digits").train, range(80))
     model = tiny_vit(img_size=32, class_token=False, global_pool="avg")
     features = cache_features(model, image_samples(model, digits, "digits"), tmp_path)
     assert features.class_tokens is None

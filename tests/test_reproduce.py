@@ -246,6 +246,9 @@ def test_texts_too(texts, tmp_path, stand_ins):
         (["3b"], "pictures are needed: give --data"),
         (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 15, got '99'"),
         (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),
+        (["4b", "--data", "digits", "--set", "head={norm: svpn}"], "what makes row '0.5K, 9×9': head {'left_dim': 9"),
+        (["4d", "--data", "digits", "--set", "head.norm=ln"], "{'norm': 'none'} to {'norm': 'ln'}"),
+        (["3a", "--data", "digits", "--set", "model_args={depth: 2}"], "{'embed': 'naive'} to {'embed': None}"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(words, message, tmp_path):

@@ -78,7 +78,8 @@ def fine_tune(
     tokenizer, regression = built.processor, data.labels is None
     settings = None if head is None else head.to_dict()
     identity = {"command": "finetune", "model": model, "data": name, "head": settings}
-    args = training_arguments(recipe, out, {**batches, "report_to": report_to})
+    order = "group_by_length" if recipe.group_by_length else "random"
+    args = training_arguments(recipe, out, {**batches, "report_to": report_to, "train_sampling_strategy": order})
     open_run(out, identity, recipe, resume, overwrite)
     trainer = SoTTrainer(
         recipe,

@@ -65,6 +65,7 @@ class Recipe:
     scale: tuple[float, float] = (1.0, 1.0)  # share of the image's area in a random crop
     # text
     max_length: int = 128
+    group_by_length: bool = False  # texts of like length share a batch: less padding
     # what the paper searched
     grid: dict[str, list[Any]] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from sot.explain.relevance import global_attentions, relevance_maps
 from sot.explain.result import Column, ImageExplanation, TextExplanation
 from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -34,11 +34,6 @@ def class_index(labels: list[str], name: str | int, what: str) -> int:
         return labels.index(str(name))
     shown = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
     raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")
-
-
-def labels_of(model: Any) -> list[str]:
-    """The classes of a model in order."""
-    return [str(model.config.id2label[index]) for index in range(model.num_labels)]
 
 
 def probabilities(model: Any, logits: Tensor) -> Tensor:

@@ -36,6 +36,11 @@ def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
     return AutoModel.from_config(config, **({"add_pooling_layer": pooler} if has_pooler else {}))
 
 
+def labels_of(model: PreTrainedModel) -> list[str]:
+    """The classes of a model in order."""
+    return [str(model.config.id2label[index]) for index in range(model.num_labels)]
+
+
 def shared_weights(model: nn.Module, prefix: str) -> dict[str, str]:
     """Every further name of a parameter that several modules share (CoaT's do), and its first name."""
     first: dict[nn.Parameter, str] = {}

@@ -15,7 +15,7 @@ from sot.data.images import seeded
 from sot.models.tokens import Tokens
 from sot.probe.features import Features
 
-POOLINGS: dict[str, dict[str, str | int]] = {
+POOLINGS: dict[str, dict[str, str | float]] = {
     "gap": {"pool": "gap"},
     "max": {"pool": "max"},
     "attn": {"pool": "attn"},
@@ -25,12 +25,13 @@ POOLINGS: dict[str, dict[str, str | int]] = {
     "gcp": {"pool": "gcp"},
     "mgcrp": {"pool": "mgcrp", "norm": "svpn_fast"},
     "mgcrp-exact": {"pool": "mgcrp", "norm": "svpn"},
+    "mgcrp-exact-0.25": {"pool": "mgcrp", "norm": "svpn", "exponent": 0.25},
 }
 LEAST_DEVIATION = 0.1  # of channels that hardly vary: dividing by less would show the rounding of half precision
 ROWS_AT_A_TIME = 64
 
 
-def _config(**settings: str | int) -> HeadConfig:
+def _config(**settings: str | float) -> HeadConfig:
     return HeadConfig.from_dict({**settings, "pre_norm": True})
 
 

@@ -17,6 +17,8 @@ from sot.models.tokens import Tokens
 from sot.probe.features import Array, Features, clock
 from sot.probe.heads import build_head
 
+BATCHES_SORTED = 16  # batches whose samples are sorted by length together
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -84,7 +86,7 @@ def train_head(
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
     decayed = {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay}
     others = {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW([decayed, others], lr=learning_rate)
+    optimizer = torch.optim.AdamW([decayed, others], lr=learning_rate, fused=True)
     steps = budget.epochs * -(-len(rows) // budget.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     draw, labels = np.random.default_rng(seed), torch.from_numpy(features.labels)
@@ -92,7 +94,7 @@ def train_head(
     head.train()
     for _ in range(budget.epochs):
         began = clock()
-        for batch in _batches(draw.permutation(rows), budget.batch_size):
+        for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
             branches = head.branches(*head.represent(*_read(head, features, batch)))
             optimizer.zero_grad()
             task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
@@ -102,6 +104,17 @@ def train_head(
         seconds.append(clock() - began)
     head.eval()
     return Time(sum(seconds), statistics.median(seconds))
+
+
+def training_batches(features: Features, rows: Array, size: int, draw: np.random.Generator) -> list[Array]:
+    """Batches in a random order; of texts like lengths, among some hundreds of them, so that little is padded."""
+    if features.is_uniform:
+        return _batches(rows, size)
+    groups = _batches(rows, size * BATCHES_SORTED)
+    batches = [
+        batch for group in groups for batch in _batches(group[np.argsort(features.lengths[group], kind="stable")], size)
+    ]
+    return [batches[number] for number in draw.permutation(len(batches))]
 
 
 def _batches(rows: Array, size: int) -> list[Array]:

@@ -79,9 +79,13 @@ def is_score(column: str) -> bool:
 
 
 def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPaper:
-    """The table without columns in which neither we nor the paper have a number."""
-    kept = {c: h for c, h in table.columns.items() if any(cells[c].ours or cells[c].paper for _, cells in rows)}
-    return replace(table, columns=kept)
+    """The table without columns in which neither we nor the paper have a number, and without tasks not asked for."""
+
+    def has(column: str, row: Row, cells: Cells) -> bool:
+        asked = not row.tasks or column in row.tasks
+        return asked and bool(cells[column].ours or cells[column].paper)
+
+    return replace(table, columns={c: h for c, h in table.columns.items() if any(has(c, *each) for each in rows)})
 
 
 def _header(table: TableOfPaper) -> list[str]:

@@ -84,7 +84,14 @@ def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes:
     settings = {key: value for key, value in row.items() if key not in ROW_KEYS}
     before = asdict(recipe)
     merged = {key: {**before[key], **value} if isinstance(value, dict) else value for key, value in settings.items()}
-    changed = Recipe.from_dict({**before, **merged}).changed(changes)
+    own = Recipe.from_dict({**before, **merged})
+    changed = own.changed(changes)
+    for key, value in settings.items():
+        was, now = getattr(own, key), getattr(changed, key)
+        if isinstance(value, dict):
+            was, now = ({name: part.get(name) for name in value} for part in (was, now))
+        if was != now:
+            raise ValueError(f"--set would change what makes row {row['name']!r}: {key} {was} to {now}")
     model = row["model"] if "model" in row else table.get("model")
     return Row(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
 
