@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sot.core.head import HeadConfig
@@ -16,8 +17,11 @@ NETTE = {"embed": "naive", "patch_size": 16, "embed_dim": 64, "depth": 4, "num_h
 SETTINGS = {  # of the commands in the page, by the folder of their results
     "": (),
     "imagenette": ("img_size=112", "train_samples=4000", f"model_args={json.dumps(NETTE)}"),
-    "texts": ("train_samples=4000",),
+    "imagenette-long": ("img_size=112", "train_samples=0", "epochs=16", f"model_args={json.dumps(NETTE)}"),
+    "texts": ("precision=bfloat16",),
+    "texts/sst2": ("precision=bfloat16", "train_samples=9000"),
 }
+CORRUPTIONS = ("", "imagenette")  # folders of models that were evaluated on corrupted pictures
 TABLES = [(folder, file) for folder in SETTINGS for file in sorted((FOLDER / folder).glob("table-*.md"))]
 PROBES = sorted((FOLDER / "probes").glob("*.json"))
 SEEDS = range(5)
@@ -31,12 +35,13 @@ def units_of(name, folder):
     """Units of all rows as `sot reproduce` plans them of the data that the results are about."""
     results = results_of(folder)
     data = {result["task"]: (result["model"], result["data"]) for result in results}
+    rows = load_table(name, "cpu", SETTINGS[folder]).rows
+    rows = [replace(row, tasks=tuple(task for task in row.tasks if task in data)) for row in rows]
     return [
         Unit(row, replace(row.recipe, seed=seed), row.model or data[task][0], task, data[task][1])
         for seed in SEEDS
-        for row in load_table(name, "cpu", SETTINGS[folder]).rows
+        for row in rows
         for task in row.tasks or (None,)
-        if task in data
     ]
 
 
@@ -54,7 +59,7 @@ def test_the_tables_show_the_results(folder, file):
 
 @pytest.mark.parametrize("folder", SETTINGS)
 def test_every_result_belongs_to_a_row(folder):
-    names = ("6",) if folder == "texts" else ("1", "3a", "3b", "4a", "4b", "4c", "4d")
+    names = ("6",) if folder.startswith("texts") else ("1", "3b", "4a", "4b", "4c", "4d")
     known = {unit.key for name in names for unit in units_of(name, folder)}
     kept = {file.stem for file in (FOLDER / folder / "results").glob("*.json")}
     assert kept and kept <= known, "a recipe was changed, or a result of something else was kept"
@@ -68,3 +73,22 @@ def test_the_probes_are_in_the_page(file):
         score = f"{100 * row['mean']:.2f} ± {100 * interval(row['scores']):.2f}"
         line = f"| {row['head']} | {score} | {100 * row['held_out']:.2f} | {row['params']:,} |"
         assert line in PAGE.read_text(), f"docs/results.md has other numbers of {file.stem}"
+
+
+def shown(scores):
+    mean = f"{100 * np.mean(scores):.2f}"
+    return mean if len(scores) == 1 else f"{mean} ± {100 * interval(scores):.2f}"
+
+
+@pytest.mark.parametrize("folder", CORRUPTIONS)
+def test_the_corruptions_are_in_the_page(folder):
+    seeds = {}
+    for file in sorted((FOLDER / folder / "corruptions").glob("*.json")):
+        model = json.loads((FOLDER / folder / "results" / file.name).read_text())
+        head = json.dumps(model["recipe"]["head"], sort_keys=True)
+        seeds.setdefault(head, []).append(json.loads(file.read_text()))
+    assert len(seeds) > 1
+    for found in seeds.values():
+        clean, corrupted = ([each[kind] for each in found] for kind in ("clean", "corrupted"))
+        lost = [before - after for before, after in zip(clean, corrupted)]
+        assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in PAGE.read_text()
