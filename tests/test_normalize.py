@@ -14,6 +14,7 @@ from sot.core.normalize import (
 )
 from sot.core.normalizers import NORMS, NormSettings, build_norm
 
+torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
 SHAPES = [(5, 5), (7, 4), (4, 7), (1, 3), (3, 1), (1, 1)]
 EXPONENTS = [0.3, 0.5, 0.7, 1.0]
 
@@ -63,7 +64,7 @@ def test_exact_gradient_in_float32_is_as_good_as_its_decomposition(gap):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("exponent", [0.3, 0.5, 0.9])
+@pytest.mark.parametrize("exponent", [0.25, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize(
     "matrix",
     [torch.zeros(4, 4), torch.ones(14, 14), torch.ones(5, 9), torch.ones(9, 5), torch.eye(6, 6)[:, :3] * 1e-12],
@@ -194,6 +195,17 @@ def test_fast_is_safe_on_deficient_matrices(matrix, start, num_values, num_itera
     assert all(grad.isfinite().all() and grad.norm() < bound for grad in grads)
 
 
+@pytest.mark.parametrize("share", [1e-2, 1e-3, 1e-4])
+def test_fast_takes_no_rounding_for_a_second_value_where_the_start_is_almost_orthogonal(share):
+    rows, columns, aside = torch.linalg.qr(torch.randn(3, 6, 6))[0][:, :, 0]
+    aside = torch.nn.functional.normalize(aside - (aside @ columns) * columns, dim=0)
+    matrix, start = torch.outer(rows, columns).requires_grad_(), (aside + share * columns).requires_grad_()
+    output = fast_singular_value_power_norm(matrix, start, 0.5, 2, 1)
+    assert torch.allclose(output, matrix, atol=1e-3)  # of one singular value, and that is one
+    grads = torch.autograd.grad(output, (matrix, start), torch.randn_like(output))
+    assert all(grad.norm() < 100 for grad in grads)
+
+
 def covariance(rank=6, dim=5):
     tokens = torch.randn(2, rank, dim, dtype=torch.float64)
     return tokens.mT @ tokens / rank
@@ -226,8 +238,8 @@ def test_matrix_root_is_bounded_on_deficient_covariances(function, dtype, rank):
 def test_square_root_converges_and_needs_no_loop_over_the_batch():
     spd = covariance(40)
     exact = power_of_svd(spd, 0.5)
-    errors = [relative_error(matrix_square_root(spd, steps), exact) for steps in (3, 5, 10, 20)]
-    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-8
+    errors = [relative_error(matrix_square_root(spd, steps), exact) for steps in (3, 5, 8, 20)]
+    assert errors == sorted(errors, reverse=True) and errors[-1] < 1e-13
     factor = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda f: matrix_square_root(f @ f.mT), factor)
 

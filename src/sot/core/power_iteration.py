@@ -26,6 +26,13 @@ def _unit(vector: Tensor, floor: Tensor) -> Tensor:
     return torch.where(none, torch.zeros_like(vector), vector) / torch.where(none, torch.ones_like(length), length)
 
 
+def _cancellation(value: Tensor, right: Tensor, mapped: Tensor) -> Tensor:
+    """How many times its rounding the image of a vector has lost: many where that is almost orthogonal to the rows."""
+    length = torch.linalg.vector_norm(mapped.detach(), dim=-2, keepdim=True)
+    whole = value.detach() * torch.linalg.vector_norm(right.detach(), dim=-2, keepdim=True)
+    return torch.where(length < whole, whole / length, torch.ones_like(whole))
+
+
 def _deflate(
     matrix: Tensor, start: Tensor, exponent: float, num_values: int, num_iterations: int, eps: float = SLOPE_EPS
 ) -> Tensor:
@@ -38,15 +45,18 @@ def _deflate(
     for k in range(num_values):
         # After a single iteration û ∝ Q v⁽⁰⁾, so the deflated matrix maps v⁽⁰⁾ to zero: start the next value elsewhere.
         right = (torch.roll(start, k) if num_iterations == 1 else start).unsqueeze(-1)  # v⁽⁰⁾ (n, 1)
-        left = _unit(residual @ right, floor * torch.linalg.vector_norm(start))
+        mapped = residual @ right
+        left = _unit(mapped, floor * torch.linalg.vector_norm(start))
         for _ in range(num_iterations - 1):
-            left = _unit(residual @ _unit(residual.mT @ left, floor), floor)
+            right = _unit(residual.mT @ left, floor)
+            mapped = residual @ right
+            left = _unit(mapped, floor)
         along = residual.mT @ left  # λ̂ v̂ (..., n, 1)
         value = torch.linalg.vector_norm(along, dim=-2, keepdim=True)
         none = value <= floor  # without it the rest is shrunk as by the value before
         scale = torch.where(none, scale, torch.where(none, torch.ones_like(value), value).pow(exponent - 1))
         if k == 0:
-            floor = eps * value.detach()
+            floor = eps * value.detach() * _cancellation(value, right, mapped)
         if k + 1 < num_values:
             component = left @ along.mT  # λ̂ û v̂ᵀ
             normalized = normalized + scale * component
