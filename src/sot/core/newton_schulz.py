@@ -110,7 +110,28 @@ class _SquareRoot(torch.autograd.Function):
         return d_spd, None
 
 
-def _root_in_pieces(flat: Tensor, num_iterations: int) -> Tensor:
+class _CompiledRoot(torch.autograd.Function):
+    """`_SquareRoot` by a kernel that passes through the iteration again for the gradient: it keeps the matrix alone."""
+
+    @staticmethod
+    def forward(ctx: Any, spd: Tensor, num_iterations: int) -> Tensor:
+        ctx.save_for_backward(spd)
+        ctx.num_iterations = num_iterations
+        return simd.square_root(spd.detach(), num_iterations)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (spd,) = ctx.saved_tensors
+        with autocast_off(grad):
+            if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
+                output = _newton_schulz(spd, ctx.num_iterations)
+                return torch.autograd.grad(output, spd, grad, create_graph=True)[0], None
+            return simd.pull_back_root(spd.detach(), grad, ctx.num_iterations), None
+
+
+def _eager_root(flat: Tensor, num_iterations: int) -> Tensor:
+    if simd.can_take_root(flat):
+        return _CompiledRoot.apply(flat, num_iterations)
     count = -(-flat.numel() // PIECE)
     if flat.device.type != "cpu" or count <= 1:
         return _SquareRoot.apply(flat, num_iterations)
@@ -131,7 +152,7 @@ def matrix_square_root(spd: Tensor, num_iterations: int = 5) -> Tensor:
         check_positive(num_iterations=num_iterations)
         with autocast_off(full):
             if is_eager():
-                result = _root_in_pieces(full.reshape(-1, *full.shape[-2:]), num_iterations).view(full.shape)
+                result = _eager_root(full.reshape(-1, *full.shape[-2:]), num_iterations).view(full.shape)
             else:
                 result = _newton_schulz(full, num_iterations)
     return result.to(spd.dtype)

@@ -1,4 +1,4 @@
-"""The way to the kernels for float32 on a CPU, if numba is there: svPN of small matrices, cross-products of tokens.
+"""The way to the kernels for float32 on a CPU, if numba is there: svPN and roots of small matrices, products of tokens.
 
 svPN has eight matrices abreast in SIMD lanes. Its blocks are `(groups, ..., LANES)`: the eight matrices of a group side
 by side, rows and columns padded to even numbers. `power` is through eigenvectors, `product_power` by matrix products.
@@ -21,6 +21,7 @@ from sot.core.precision import is_observed
 
 MAX_COLUMNS = 64  # more of them outgrow the caches
 FEW_COLUMNS = 32  # up to which even a single matrix, with seven lanes idle, is faster than by LAPACK
+FEWEST_OF_ROOT = 17  # columns, for a square root; fewer are padded too much
 GROUPS_A_THREAD = 4  # fewer are done before the thread has started
 
 Blocks = tuple[Tensor, ...]
@@ -123,6 +124,32 @@ def product_pull_back(grad: Tensor, kept: Blocks, steps: tuple[Steps, Steps]) ->
     numbers, blocks, out = _of_steps(steps), _arrays(*kept), torch.empty_like(grad)
     source, target = grad.numpy(), out.numpy()
     _on_threads(lambda part: module.pull_back(source, blocks, numbers, target, part), len(kept[0]))
+    return out
+
+
+def can_take_root(spd: Tensor) -> bool:
+    """Whether the kernels can take the covariances `(batch, n, n)`, and pay: their tiles are of 4 × 24."""
+    pays = FEWEST_OF_ROOT <= spd.shape[2] <= MAX_COLUMNS
+    return pays and _is_plain(spd) and kernels("simd_root") is not None
+
+
+def square_root(spd: Tensor, num_iterations: int) -> Tensor:
+    """By coupled Newton-Schulz iteration; of a matrix that is not symmetric its symmetric part is taken."""
+    module = kernels("simd_root")
+    assert module is not None
+    out = torch.empty_like(spd)
+    source, target = spd.numpy(), out.numpy()
+    _on_threads(lambda part: module.square_root(source, num_iterations, target, part), len(spd))
+    return out
+
+
+def pull_back_root(spd: Tensor, grad: Tensor, num_iterations: int) -> Tensor:
+    """The gradient of `square_root`."""
+    module = kernels("simd_root")
+    assert module is not None
+    out = torch.empty_like(spd)
+    source, given, target = spd.numpy(), grad.numpy(), out.numpy()
+    _on_threads(lambda part: module.pull_back(source, given, num_iterations, target, part), len(spd))
     return out
 
 
