@@ -89,17 +89,19 @@ def power(matrix: Tensor, exponent: float, left_eps: float, keep: bool) -> tuple
     return out, kept
 
 
-def pull_back(grad: Tensor, kept: Blocks, slopes: Blocks | None, roots: Blocks | None, factors: Blocks) -> Tensor:
+def pull_back(
+    grad: Tensor, kept: Blocks, slopes: Blocks | None, roots: Blocks | None, exponent: float, factors: Blocks
+) -> Tensor:
     """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, where A and B are the slopes or made of roots.
 
-    `kept` has U and V, `factors` ratio and scale.
+    `kept` has U and V, `factors` ratio and scale; roots are for the exponents ½ and ¼.
     """
     module = kernels()
     assert module is not None
     nothing, out = grad.new_empty(0, 1), torch.empty_like(grad)
-    blocks = [_arrays(*given) for given in (kept, slopes or (nothing,) * 2, roots or (nothing,) * 3, factors)]
-    source, target = grad.numpy(), out.numpy()
-    _on_threads(lambda part: module.pull_back(source, *blocks, target, part), len(kept[0]))
+    blocks = [_arrays(*given) for given in (kept, slopes or (nothing,) * 2, roots or (nothing,) * 3)]
+    source, target, last = grad.numpy(), out.numpy(), _arrays(*factors)
+    _on_threads(lambda part: module.pull_back(source, *blocks, exponent == 0.25, last, target, part), len(kept[0]))
     return out
 
 

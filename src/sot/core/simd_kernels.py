@@ -61,13 +61,13 @@ def measure(images: Array, rows: int, columns: int, poison: Register, lengths: A
 def weigh(lengths: Array, exponent: float, smallest: Register, powers: Array, inverses: Array) -> None:
     """λ^(α-1) and 1/λ, or zero up to the smallest."""
     zero, one = fill(0.0), fill(1.0)
-    if exponent != 0.5:
+    if exponent != 0.5 and exponent != 0.25:
         for k in range(lengths.size):
             powers[k] = lengths[k] ** exponent
     for at in range(0, lengths.size, LANES):
         length = load(lengths, at)
         inverse = one / select(length == zero, one, length)
-        power = root(length) if exponent == 0.5 else load(powers, at)
+        power = root(length) if exponent == 0.5 else root(root(length)) if exponent == 0.25 else load(powers, at)
         store(powers, at, select(length <= smallest, zero, power * inverse))  # a NaN stays one
         store(inverses, at, select(smallest < length, inverse, zero))
 
@@ -99,16 +99,35 @@ def mix(products: Array, same: Array, swapped: Array, ratio: Array, out: Array) 
 
 
 @routine
-def mix_by_root(products: Array, roots: Array, small: Array, shares: Array, ratio: Array, out: Array) -> None:
-    """`mix` for α = ½, with A and B as in `sot.core.spectral` from (λ²+ε²)^¼, ε and λ over it, and its inverse."""
-    line, one = roots.size, to_single(fill(1.0))
+def slopes_of_half(s: Register, t: Register, small: Register) -> tuple[Register, Register]:
+    """A, and B over -λμ/st, as `sot.core.spectral` has them for α = ½; `small` is ε²/st."""
+    squares = s * s + t * t
+    inverse = to_single(fill(1.0)) / (squares * (s + t))
+    return (squares + s * t + small) * inverse, inverse
+
+
+@routine
+def slopes_of_quarter(s: Register, t: Register, small: Register) -> tuple[Register, Register]:
+    """A, and B over -λμ/s³t³, likewise for α = ¼; `small` is ε²/s³t³."""
+    product, squares = s * t, s * s + t * t
+    fourths = squares * squares - to_single(fill(2.0)) * product * product
+    inverse = to_single(fill(1.0)) / ((s + t) * squares * fourths)
+    cubic = squares + product
+    return (fourths + product * cubic + small * cubic) * inverse, cubic * inverse
+
+
+@routine
+def mix_by_root(
+    products: Array, roots: Array, small: Array, shares: Array, quarter: bool, ratio: Array, out: Array
+) -> None:
+    """`mix` for α = ½ or a `quarter`, with A and B made of the `_roots` of `sot.core.spectral`."""
+    line = roots.size
     for i in range(0, line // LANES):
-        s, square = load(roots, i * LANES), load(roots, i * LANES) * load(roots, i * LANES)
+        s = load(roots, i * LANES)
         for j in range(i + 1):
             at, mirrored, t = i * line + j * LANES, j * line + i * LANES, load(roots, j * LANES)
-            both = square + t * t
-            inverse = one / (both * (s + t))
-            same = (both + s * t + load(small, i * LANES) * load(small, j * LANES)) * inverse
+            both = load(small, i * LANES) * load(small, j * LANES)
+            same, inverse = slopes_of_quarter(s, t, both) if quarter else slopes_of_half(s, t, both)
             swapped = load(shares, i * LANES) * load(shares, j * LANES) * inverse
             x, y = load(products, at), load(products, mirrored)
             store(out, at, (same - load(ratio, j * LANES)) * x - swapped * y)
@@ -156,19 +175,21 @@ def power(
         unpack(packed, columns, out, group * LANES)
 
 
-@kernel(numba.void(BATCH, PAIR, PAIR, TRIPLE, PAIR, BATCH, GROUPS))
+@kernel(numba.void(BATCH, PAIR, PAIR, TRIPLE, numba.boolean, PAIR, BATCH, GROUPS))
 def pull_back(
     grad: Array,
     kept: tuple[Array, ...],
     slopes: tuple[Array, ...],
     roots: tuple[Array, ...],
+    quarter: bool,
     factors: tuple[Array, ...],
     out: Array,
     groups: tuple[int, int],
 ) -> None:
     """`out = scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, for a range of groups.
 
-    `kept` has U and V, `factors` ratio and scale; A and B are the `slopes`, or made of `roots` if those are empty.
+    `kept` has U and V, `factors` ratio and scale; A and B are the `slopes`, or if those are empty
+    made of `roots`, for α = ½ or a `quarter`.
     """
     rows, columns = grad.shape[1] + grad.shape[1] % 2, grad.shape[2] + grad.shape[2] % 2
     size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
@@ -183,7 +204,7 @@ def pull_back(
         if len(slopes[0]) > 0:
             mix(products, slopes[0][group], slopes[1][group], ratio, middle)
         else:
-            mix_by_root(products, roots[0][group], roots[1][group], roots[2][group], ratio, middle)
+            mix_by_root(products, roots[0][group], roots[1][group], roots[2][group], quarter, ratio, middle)
         multiply(result, left, across, middle, across, (rows, columns, columns))
         for row in range(0, size, line):
             for at in range(0, line, LANES):

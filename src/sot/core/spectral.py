@@ -52,9 +52,13 @@ def _rounding(matrix: Tensor) -> float:
     return max(matrix.shape[-2], matrix.shape[-1]) * eps
 
 
-def _roots(unit: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """s = (λ²+ε²)^¼, ε/s and λ/s: what the slopes of α = ½ are made of."""
+def _roots(unit: Tensor, exponent: float, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """What the slopes of α = ½ and ¼ are made of: s = (λ²+ε²)^(α/2), ε and λ over s, for ¼ over s³."""
     root = (unit.square() + eps**2).sqrt().sqrt()
+    if exponent == 0.25:
+        root = root.sqrt()
+        cube = root.pow(3)
+        return root, eps / cube, unit / cube
     return root, eps / root, unit / root
 
 
@@ -63,7 +67,7 @@ def _root_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
     A = (s²+t²+st + ε²/st) / ((s+t)(s²+t²)), B = -λμ / (st(s+t)(s²+t²)), where t and μ belong to the other index.
     """
-    root, small, share = _roots(unit, eps)
+    root, small, share = _roots(unit, 0.5, eps)
     square, columns = root.square(), root.unsqueeze(2)
     both = square.unsqueeze(2) + square.unsqueeze(1)
     inverse = both.mul(columns + root.unsqueeze(1)).reciprocal_()
@@ -77,9 +81,8 @@ def _quarter_slopes(unit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
     A = (s⁴+s³t+s²t²+st³+t⁴ + ε²n/s³t³) / d and B = -λμ n / (s³t³ d).
     """
-    root = (unit.square() + eps**2).sqrt().sqrt().sqrt()
-    square, cube = root.square(), root.pow(3)
-    small, share = eps / cube, unit / cube
+    root, small, share = _roots(unit, 0.25, eps)
+    square = root.square()
     product = root.unsqueeze(2) * root.unsqueeze(1)
     squares = square.unsqueeze(2) + square.unsqueeze(1)
     fourths = squares.square().addcmul_(product, product, value=-2)
@@ -180,9 +183,12 @@ class _LanePower(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         left, values, right = ctx.saved_tensors
         unit, ratio, scale = _relative(values, ctx.exponent, ctx.eps)
-        roots = _roots(unit, ctx.eps) if ctx.exponent == 0.5 else None
-        slopes = None if ctx.exponent == 0.5 else _slopes(unit, ctx.exponent, ctx.eps)
-        return simd.pull_back(grad, (left, right), slopes, roots, (ratio, scale)), None, None
+        slopes = roots = None
+        if ctx.exponent in (0.5, 0.25):
+            roots = _roots(unit, ctx.exponent, ctx.eps)
+        else:
+            slopes = _slopes(unit, ctx.exponent, ctx.eps)
+        return simd.pull_back(grad, (left, right), slopes, roots, ctx.exponent, (ratio, scale)), None, None
 
 
 def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool) -> Tensor:
