@@ -71,17 +71,25 @@ def _cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
     return left.mT @ right
 
 
-def _pull_back(projected: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of the projected tokens from that of their cross-products."""
+def _pull_back(projected: Tensor, grad: Tensor, out: Tensor) -> Tensor:
+    """Gradient of the projected tokens from that of their cross-products, in the first samples of `out`."""
+    result = out[: len(projected)]
     heads, left_dim = grad.shape[1:3]
     if simd.can_multiply_tokens(projected, heads, left_dim):
-        return simd.pull_back_products(projected, grad)
-    result = torch.empty_like(projected)
+        simd.pull_back_products(projected, grad, result)
+        return result
     left, right = _by_head(projected, heads, left_dim)
     d_left, d_right = _by_head(result, heads, left_dim)
     d_left.copy_(right @ grad.mT)
     d_right.copy_(left @ grad)
     return result
+
+
+def _project(tokens: Tensor, weight: Tensor, panels: simd.Panels | None) -> Tensor:
+    if panels is not None:
+        return panels.times(tokens)
+    rows = tokens.flatten(0, 1)  # word tokens are a slice of what the backbone gives: this copies
+    return times_transposed(rows, weight).view(*tokens.shape[:2], weight.shape[0])
 
 
 class _ProjectedCovariance(torch.autograd.Function):
@@ -94,9 +102,9 @@ class _ProjectedCovariance(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> Tensor:
         kept, right_dim = [], weight.shape[0] // heads - left_dim
         result = tokens.new_empty(tokens.shape[0], heads, left_dim, right_dim)
+        panels = simd.Panels(weight.mT) if simd.can_multiply_rows(tokens, weight) else None
         for piece in _chunks(tokens):
-            part = tokens[piece]  # word tokens are a slice of what the backbone gives: flattening copies
-            projected = times_transposed(part.flatten(0, 1), weight).view(*part.shape[:2], weight.shape[0])
+            projected = _project(tokens[piece], weight, panels)
             if center:
                 projected -= projected.mean(1, keepdim=True)
             kept.append(projected)
@@ -116,19 +124,48 @@ class _ProjectedCovariance(torch.autograd.Function):
             grads = list(torch.autograd.grad(left.mT @ right, inputs, grad, create_graph=True))
             d_tokens = grads.pop(0) if ctx.needs_input_grad[0] else None
             return d_tokens, grads.pop() if grads else None, None, None, None
-        d_tokens = torch.empty(tokens.shape, dtype=tokens.dtype) if ctx.needs_input_grad[0] else None
-        d_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        transposed = weight if d_tokens is None else weight.mT.contiguous()  # a frozen backbone has no use for it
-        start = 0
-        for projected in kept:  # not by _chunks: the number of threads may have changed
-            piece = slice(start, start + len(projected))
-            start = piece.stop
-            rows = _pull_back(projected, grad[piece]).flatten(0, 1)
-            if d_tokens is not None:
-                times_transposed(rows, transposed, out=d_tokens[piece].flatten(0, 1))
-            if d_weight is not None:
-                d_weight.addmm_(rows.mT, tokens[piece].flatten(0, 1))
-        return d_tokens, d_weight, None, None, None
+        backward = _backward_by_kernels if simd.can_multiply_rows(tokens, weight) else _backward_by_torch
+        pieces = _gradients(kept, grad)
+        return *backward(tokens, weight, pieces, *ctx.needs_input_grad[:2]), None, None, None
+
+
+Pieces = Iterator[tuple[slice, Tensor]]
+Gradients = tuple[Tensor | None, Tensor | None]
+
+
+def _gradients(kept: list[Tensor], grad: Tensor) -> Pieces:
+    """Those of the projected tokens, piece by piece, each valid until the next, and where in the batch it lies."""
+    start = 0
+    out = torch.empty_like(kept[0]) if kept else grad  # one for all pieces, the first being the largest
+    for projected in kept:  # not by _chunks: the number of threads may have changed
+        piece = slice(start, start + len(projected))
+        yield piece, _pull_back(projected, grad[piece], out)
+        start = piece.stop
+
+
+def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
+    d_tokens = torch.empty(tokens.shape) if of_tokens else None
+    d_weight = simd.SumOfProducts(weight.shape) if of_weight else None
+    panels = simd.Panels(weight)
+    for piece, d_projected in pieces:
+        if d_tokens is not None:
+            panels.times(d_projected, d_tokens[piece])
+        if d_weight is not None:
+            d_weight.add(d_projected, tokens[piece])
+    return d_tokens, None if d_weight is None else d_weight.result()
+
+
+def _backward_by_torch(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
+    d_tokens = torch.empty(tokens.shape, dtype=tokens.dtype) if of_tokens else None
+    d_weight = torch.zeros_like(weight) if of_weight else None
+    transposed = weight.mT.contiguous()
+    for piece, d_projected in pieces:
+        rows = d_projected.flatten(0, 1)
+        if d_tokens is not None:
+            times_transposed(rows, transposed, out=d_tokens[piece].flatten(0, 1))
+        if d_weight is not None:
+            d_weight.addmm_(rows.mT, tokens[piece].flatten(0, 1))
+    return d_tokens, d_weight
 
 
 def projected_covariance(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool = False) -> Tensor:

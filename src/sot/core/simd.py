@@ -176,13 +176,66 @@ def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
     return out
 
 
-def pull_back_products(projected: Tensor, grad: Tensor) -> Tensor:
+def pull_back_products(projected: Tensor, grad: Tensor, out: Tensor) -> None:
     """The gradient of the projected tokens from that of `cross_products`."""
     module = kernels("simd_covariance")
     assert module is not None
-    out, sizes = torch.empty_like(projected), (*projected.shape[:2], *grad.shape[1:])
-    module.pull_back(_flat(projected), _flat(grad), sizes, _flat(out))
-    return out
+    module.pull_back(_flat(projected), _flat(grad), (*projected.shape[:2], *grad.shape[1:]), _flat(out))
+
+
+def can_multiply_rows(tokens: Tensor, matrix: Tensor) -> bool:
+    """Whether the kernels can multiply tokens `(batch, tokens, dim)` by a plain `(width, dim)`: tiles are of 4 × 24."""
+    whole = min(*matrix.shape) >= 24 and matrix.shape[0] % 4 == 0 and tokens.shape[1] >= 4
+    in_rows = tokens.stride()[1:] == (tokens.shape[2], 1)
+    pays = torch.get_num_threads() == 1 and _is_plain(tokens)
+    return whole and in_rows and pays and kernels("simd_covariance") is not None
+
+
+class Panels:
+    """A matrix `(k, n)`, packed for many products with tokens on its left."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.shape = matrix.shape
+        columns = -(-matrix.shape[1] // 24) * 24
+        self.packed = matrix.new_empty(matrix.shape[0] * columns).numpy()
+        module = kernels("simd_covariance")
+        assert module is not None
+        module.pack(_storage(matrix), (*matrix.shape, *matrix.stride()), self.packed)
+
+    def times(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
+        """`tokens @ matrix` of `(batch, tokens, k)`, whose samples may lie apart; `out` has to be contiguous."""
+        batch, count, width = tokens.shape
+        result = tokens.new_empty(batch, count, self.shape[1]) if out is None else out
+        module = kernels("simd_covariance")
+        assert module is not None
+        sizes = (batch, count, width, self.shape[1], tokens.stride(0), result.stride(0))
+        module.times_panels(_storage(tokens), sizes, self.packed, _flat(result))
+        return result
+
+
+class SumOfProducts:
+    """`Σ AᵀB` over samples `(batch, tokens, m)` and `(batch, tokens, n)`, added to piece by piece; 4 divides m."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.shape = shape
+        self.padded = torch.zeros(shape[0], -(-shape[1] // 24) * 24)
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """The products of some more samples, which may lie apart."""
+        module = kernels("simd_covariance")
+        assert module is not None
+        sizes = (*left.shape[:2], *self.shape, left.stride(0), right.stride(0))
+        module.add_products(_storage(left), _storage(right), sizes, _flat(self.padded))
+
+    def result(self) -> Tensor:
+        """The sum so far."""
+        return self.padded[:, : self.shape[1]].contiguous()
+
+
+def _storage(tensor: Tensor) -> Any:
+    """All that lies between the first number and the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.detach().as_strided((last + 1,), (1,)).numpy()
 
 
 def _flat(tensor: Tensor) -> Any:

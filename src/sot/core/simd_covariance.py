@@ -1,4 +1,4 @@
-"""Cross-products of tokens that lie side by side, head by head without a copy, compiled by numba.
+"""Products of tokens where they lie: with a matrix, with each other, and head by head; compiled by numba.
 
 Loaded by `sot.core.simd` where numba is installed; numba's cache watches this file alone: delete `__pycache__` after a
 change to one that it imports. A row of `projected` is one token: X of all heads, then Y of all heads.
@@ -12,10 +12,10 @@ import numba
 import numpy as np
 
 from sot.core.simd_lanes import LANES, kernel, load, routine, spread, store, zeros_like
+from sot.core.simd_tiles import COLUMNS, FLAT, add, put, tile
 
 Array = Any
 
-FLAT = numba.float32[::1]
 SIZES = numba.types.UniTuple(numba.intp, 5)  # samples, tokens, heads, m, n
 ROWS = 4  # of a product at a time: eight sums hide the latency of two that are added in each cycle
 
@@ -30,12 +30,22 @@ def product(
     by: tuple[int, int],
     shape: tuple[int, int, int],
 ) -> None:
-    """`out = a b`, four rows and two registers at a time; what is left over is computed with what comes before it.
+    """`out = a b`, in tiles, or where there are fewer columns in four rows of two registers.
+
+    What is left over is computed with what comes before it.
 
     `to`, `of` and `by` say where a matrix begins and how far its rows lie apart; `of` also its columns, which in the
     others lie side by side. The `shape` is that of the product, at least 4 × 8, and what is summed over, last.
     """
     rows, columns, inner = shape
+    if columns >= COLUMNS:
+        for i in range(0, rows, ROWS):
+            row = min(i, rows - ROWS)
+            for j in range(0, columns, COLUMNS):
+                column = min(j, columns - COLUMNS)
+                numbers = tile(a, of[0] + row * of[1], of[1], of[2], b, by[0] + column, by[1], inner)
+                put(out, to[0] + row * to[1] + column, to[1], numbers)
+        return
     zero = zeros_like(out)
     for i in range(0, rows, ROWS):
         row = min(i, rows - ROWS)
@@ -103,3 +113,72 @@ def pull_back(projected: Array, grad: Array, sizes: tuple[int, int, int, int, in
                 product(out, (y, width), projected, (x, width, 1), grad, (first + at, n), (ROWS, n, m))
                 x += m
                 y += n
+
+
+@kernel(numba.void(FLAT, numba.types.UniTuple(numba.intp, 4), FLAT))
+def pack(matrix: Array, layout: tuple[int, int, int, int], out: Array) -> None:
+    """Panels of 24 columns, the last with what comes before it: `layout` is rows, columns, and their distances."""
+    rows, columns, down, across = layout
+    at = 0
+    for j in range(0, columns, COLUMNS):
+        first = min(j, columns - COLUMNS) * across
+        for i in range(rows):
+            for column in range(COLUMNS):
+                out[at] = matrix[first + i * down + column * across]
+                at += 1
+
+
+OPERANDS = numba.types.UniTuple(numba.intp, 6)
+
+
+@kernel(numba.void(FLAT, OPERANDS, FLAT, FLAT))
+def times_panels(left: Array, sizes: tuple[int, int, int, int, int, int], panels: Array, out: Array) -> None:
+    """Tokens times a packed matrix, at least 4 of each sample.
+
+    The sizes are samples, tokens, their width, the width of the result, and numbers from a sample to the next in both.
+    """
+    samples, tokens, width, columns, left_pitch, out_pitch = sizes
+    for sample in range(samples):
+        panel = 0
+        for j in range(0, columns, COLUMNS):
+            at = sample * out_pitch + min(j, columns - COLUMNS)
+            for i in range(0, tokens, ROWS):
+                row = min(i, tokens - ROWS)
+                x = sample * left_pitch + row * width
+                put(out, at + row * columns, columns, tile(left, x, width, 1, panels, panel, COLUMNS, width))
+            panel += COLUMNS * width
+
+
+@routine
+def gather(matrix: Array, at: int, line: int, columns: int, out: Array, to: int, width: int, rows: int) -> None:
+    """Some columns from `at` on, side by side in a panel so wide from `to` on; what it has more of them is zero."""
+    for _ in range(rows):
+        if columns == width:
+            for column in range(0, width, LANES):
+                store(out, to + column, load(matrix, at + column))
+        else:
+            for column in range(width):
+                out[to + column] = matrix[at + column] if column < columns else np.float32(0)
+        at += line
+        to += width
+
+
+@kernel(numba.void(FLAT, FLAT, OPERANDS, FLAT))
+def add_products(left: Array, right: Array, sizes: tuple[int, int, int, int, int, int], out: Array) -> None:
+    """`out += Σ AᵀB` over the samples; `out` is padded to whole tiles, and A has a multiple of 4 columns.
+
+    The sizes are samples, tokens, the widths of A and B, and numbers from a sample to the next in both.
+    """
+    samples, tokens, width, columns, left_pitch, right_pitch = sizes
+    line = (columns + COLUMNS - 1) // COLUMNS * COLUMNS
+    lefts = np.empty((width + LANES - 1) // LANES * LANES * tokens, np.float32)  # in panels too: a tile reads few lines
+    panel = np.empty(tokens * COLUMNS, np.float32)
+    for sample in range(samples):
+        for i in range(0, width, LANES):
+            gather(left, sample * left_pitch + i, width, min(LANES, width - i), lefts, i * tokens, LANES, tokens)
+        for j in range(0, columns, COLUMNS):
+            at = sample * right_pitch + j
+            gather(right, at, columns, min(COLUMNS, columns - j), panel, 0, COLUMNS, tokens)
+            for i in range(0, width, ROWS):
+                x = i // LANES * LANES * tokens + i % LANES
+                add(out, i * line + j, line, tile(lefts, x, 1, LANES, panel, 0, COLUMNS, tokens))

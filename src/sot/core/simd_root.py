@@ -13,52 +13,27 @@ import numba
 import numpy as np
 
 from sot.core.simd_blocks import BATCH, GROUPS
-from sot.core.simd_lanes import LANES, fill, kernel, load, routine, spread, store, to_single, zeros_like
+from sot.core.simd_lanes import LANES, fill, kernel, routine, to_single
+from sot.core.simd_tiles import COLUMNS, ROWS, add, put, scaled, tile
 
 Array = Any
 
-ROWS, COLUMNS = 4, 3 * LANES  # of a product at a time: twelve sums
 NONE = (0, 0)
 
 
 @routine
 def multiply(work: Array, out: int, first: tuple[int, int], second: tuple[int, int], size: int, scale: float) -> None:
     """`out = scale · (a b + c d)` from the pairs of slots `first` and `second`, which may be NONE."""
-    factor, zero, square = to_single(fill(scale)), zeros_like(work), size * size
-    pairs = 1 if second == NONE else 2
+    factor, square = to_single(fill(scale)), size * size
     for i in range(0, size, ROWS):
         for j in range(0, size, COLUMNS):
             column = min(j, size - COLUMNS)
-            c00, c01, c02, c10, c11, c12 = zero, zero, zero, zero, zero, zero
-            c20, c21, c22, c30, c31, c32 = zero, zero, zero, zero, zero, zero
-            for pair in range(pairs):
-                left, right = second if pair else first
-                x, y = left * square + i * size, right * square + column
-                for _ in range(size):
-                    b0, b1, b2 = load(work, y), load(work, y + LANES), load(work, y + 2 * LANES)
-                    a = spread(work, x)
-                    c00, c01, c02 = c00 + a * b0, c01 + a * b1, c02 + a * b2
-                    a = spread(work, x + size)
-                    c10, c11, c12 = c10 + a * b0, c11 + a * b1, c12 + a * b2
-                    a = spread(work, x + 2 * size)
-                    c20, c21, c22 = c20 + a * b0, c21 + a * b1, c22 + a * b2
-                    a = spread(work, x + 3 * size)
-                    c30, c31, c32 = c30 + a * b0, c31 + a * b1, c32 + a * b2
-                    x += 1
-                    y += size
             at = out * square + i * size + column
-            put(work, at, c00 * factor, c01 * factor, c02 * factor)
-            put(work, at + size, c10 * factor, c11 * factor, c12 * factor)
-            put(work, at + 2 * size, c20 * factor, c21 * factor, c22 * factor)
-            put(work, at + 3 * size, c30 * factor, c31 * factor, c32 * factor)
-
-
-@routine
-def put(work: Array, at: int, left: Any, middle: Any, right: Any) -> None:
-    """Three registers side by side."""
-    store(work, at, left)
-    store(work, at + LANES, middle)
-    store(work, at + 2 * LANES, right)
+            x, y = first[0] * square + i * size, first[1] * square + column
+            put(work, at, size, scaled(tile(work, x, size, 1, work, y, size, size), factor))
+            if second != NONE:
+                x, y = second[0] * square + i * size, second[1] * square + column
+                add(work, at, size, scaled(tile(work, x, size, 1, work, y, size, size), factor))
 
 
 @routine
