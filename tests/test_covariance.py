@@ -101,11 +101,39 @@ def way(request, monkeypatch):
 
 
 @shapes
+@pytest.mark.parametrize("dim", [20, 24, 53])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", UGLY_TOKENS)
-def test_float32_is_the_definition(way, kind, center, tokens, heads, m, n):
-    words = UGLY_TOKENS[kind](torch.randn(3, tokens + 1, 20))[:, 1:]
-    assert is_the_definition(words, torch.randn(heads * (m + n), 20), heads, m, center)
+def test_float32_is_the_definition(way, kind, center, dim, tokens, heads, m, n):
+    words = UGLY_TOKENS[kind](torch.randn(3, tokens + 1, dim))[:, 1:]
+    assert is_the_definition(words, torch.randn(heads * (m + n), dim), heads, m, center)
+
+
+@pytest.mark.parametrize("dim", [24, 25, 47, 48, 72, 100])
+@pytest.mark.parametrize("tokens, width", [(4, 24), (5, 28), (7, 44), (16, 168)])
+def test_tokens_are_multiplied_where_they_lie(tokens, width, dim):
+    words, weight = torch.randn(3, tokens + 2, dim)[:, 1:-1], torch.randn(width, dim)
+    assert simd.can_multiply_rows(words, weight)
+    exact = words.double() @ weight.mT.double()
+    projected = simd.Panels(weight.mT).times(words)
+    assert projected.is_contiguous() and relative_error(projected, exact) < 1e-6
+    back = torch.full_like(words, float("nan"))
+    assert simd.Panels(weight).times(projected, back) is back
+    assert relative_error(back, projected.double() @ weight.double()) < 1e-6
+    total = simd.SumOfProducts(weight.shape)
+    total.add(projected[:2], words[:2])
+    total.add(projected[2:], words[2:])
+    assert relative_error(total.result(), (projected.double().mT @ words.double()).sum(0)) < 1e-6
+
+
+def test_tokens_that_are_not_in_rows_or_too_few_are_multiplied_by_torch():
+    weight = torch.randn(28, 24)
+    assert simd.can_multiply_rows(torch.randn(2, 5, 24), weight)
+    for tokens in (torch.randn(2, 24, 5).mT, torch.randn(2, 5, 48)[:, :, ::2], torch.randn(2, 3, 24)):
+        assert not simd.can_multiply_rows(tokens, weight)
+        assert is_the_definition(tokens, weight, 1, 14)
+    assert not simd.can_multiply_rows(torch.randn(2, 5, 24), torch.randn(30, 24))
+    assert not simd.can_multiply_rows(torch.randn(2, 5, 24).double(), weight.double())
 
 
 @shapes
@@ -169,15 +197,6 @@ def test_who_counts_operations_sees_them():
     with FlopCounterMode(display=False) as counter:
         projected_covariance(tokens, weight, 2, 14)
     assert counter.get_total_flops() == 2 * 3 * 6 * (20 * 56 + 2 * 14 * 14)
-
-
-def test_onednn_can_be_switched_off(monkeypatch):
-    rows, weight = torch.randn(7, 20), torch.randn(9, 20)
-    expected = rows @ weight.mT
-    assert torch.allclose(products.times_transposed(rows, weight), expected, atol=1e-5)
-    monkeypatch.setattr(products, "_ONEDNN", None)
-    out = torch.empty(7, 9)
-    assert products.times_transposed(rows, weight, out=out) is out and torch.equal(out, expected)
 
 
 # --- where nothing may be cut short --------------------------------------------------------------------------
