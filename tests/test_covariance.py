@@ -120,7 +120,7 @@ def test_tokens_are_multiplied_where_they_lie(tokens, width, dim):
     back = torch.full_like(words, float("nan"))
     assert simd.Panels(weight).times(projected, back) is back
     assert relative_error(back, projected.double() @ weight.double()) < 1e-6
-    total = simd.SumOfProducts(weight.shape)
+    total = simd.SumOfProducts(weight)
     total.add(projected[:2], words[:2])
     total.add(projected[2:], words[2:])
     assert relative_error(total.result(), (projected.double().mT @ words.double()).sum(0)) < 1e-6
@@ -134,6 +134,8 @@ def test_tokens_that_are_not_in_rows_or_too_few_are_multiplied_by_torch():
         assert is_the_definition(tokens, weight, 1, 14)
     assert not simd.can_multiply_rows(torch.randn(2, 5, 24), torch.randn(30, 24))
     assert not simd.can_multiply_rows(torch.randn(2, 5, 24).double(), weight.double())
+    tiles = simd.kernels("simd_tiles")
+    assert (simd.TILE_ROWS, simd.TILE_COLUMNS) == (tiles.ROWS, tiles.COLUMNS)
 
 
 @shapes

@@ -144,8 +144,8 @@ def _gradients(kept: list[Tensor], grad: Tensor) -> Pieces:
 
 
 def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
-    d_tokens = torch.empty(tokens.shape) if of_tokens else None
-    d_weight = simd.SumOfProducts(weight.shape) if of_weight else None
+    d_tokens = tokens.new_empty(tokens.shape) if of_tokens else None
+    d_weight = simd.SumOfProducts(weight) if of_weight else None
     panels = simd.Panels(weight)
     for piece, d_projected in pieces:
         if d_tokens is not None:
@@ -156,7 +156,7 @@ def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_toke
 
 
 def _backward_by_torch(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
-    d_tokens = torch.empty(tokens.shape, dtype=tokens.dtype) if of_tokens else None
+    d_tokens = tokens.new_empty(tokens.shape) if of_tokens else None
     d_weight = torch.zeros_like(weight) if of_weight else None
     transposed = weight.mT.contiguous()
     for piece, d_projected in pieces:

@@ -22,6 +22,7 @@ from sot.core.precision import is_observed
 MAX_COLUMNS = 64  # more of them outgrow the caches
 FEW_COLUMNS = 32  # up to which even a single matrix, with seven lanes idle, is faster than by LAPACK
 FEWEST_OF_ROOT = 17  # columns, for a square root; fewer are padded too much
+TILE_ROWS, TILE_COLUMNS = 4, 24  # of products, as `simd_tiles` has them
 GROUPS_A_THREAD = 4  # fewer are done before the thread has started
 
 Blocks = tuple[Tensor, ...]
@@ -185,10 +186,14 @@ def pull_back_products(projected: Tensor, grad: Tensor, out: Tensor) -> None:
 
 def can_multiply_rows(tokens: Tensor, matrix: Tensor) -> bool:
     """Whether the kernels can multiply tokens `(batch, tokens, dim)` by a plain `(width, dim)`: tiles are of 4 × 24."""
-    whole = min(*matrix.shape) >= 24 and matrix.shape[0] % 4 == 0 and tokens.shape[1] >= 4
+    whole = min(*matrix.shape) >= TILE_COLUMNS and matrix.shape[0] % TILE_ROWS == 0 and tokens.shape[1] >= TILE_ROWS
     in_rows = tokens.stride()[1:] == (tokens.shape[2], 1)
     pays = torch.get_num_threads() == 1 and _is_plain(tokens)
     return whole and in_rows and pays and kernels("simd_covariance") is not None
+
+
+def _whole_tiles(columns: int) -> int:
+    return -(-columns // TILE_COLUMNS) * TILE_COLUMNS
 
 
 class Panels:
@@ -196,8 +201,7 @@ class Panels:
 
     def __init__(self, matrix: Tensor) -> None:
         self.shape = matrix.shape
-        columns = -(-matrix.shape[1] // 24) * 24
-        self.packed = matrix.new_empty(matrix.shape[0] * columns).numpy()
+        self.packed = matrix.new_empty(matrix.shape[0] * _whole_tiles(matrix.shape[1])).numpy()
         module = kernels("simd_covariance")
         assert module is not None
         module.pack(_storage(matrix), (*matrix.shape, *matrix.stride()), self.packed)
@@ -216,9 +220,9 @@ class Panels:
 class SumOfProducts:
     """`Σ AᵀB` over samples `(batch, tokens, m)` and `(batch, tokens, n)`, added to piece by piece; 4 divides m."""
 
-    def __init__(self, shape: torch.Size) -> None:
-        self.shape = shape
-        self.padded = torch.zeros(shape[0], -(-shape[1] // 24) * 24)
+    def __init__(self, like: Tensor) -> None:
+        self.shape = like.shape
+        self.padded = like.new_zeros(like.shape[0], _whole_tiles(like.shape[1]))
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """The products of some more samples, which may lie apart."""
