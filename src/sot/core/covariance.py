@@ -146,9 +146,9 @@ def _gradients(kept: list[Tensor], grad: Tensor) -> Pieces:
 def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
     d_tokens = tokens.new_empty(tokens.shape) if of_tokens else None
     d_weight = simd.SumOfProducts(weight) if of_weight else None
-    panels = simd.Panels(weight)
+    panels = simd.Panels(weight) if of_tokens else None  # a frozen backbone has no use for it
     for piece, d_projected in pieces:
-        if d_tokens is not None:
+        if d_tokens is not None and panels is not None:
             panels.times(d_projected, d_tokens[piece])
         if d_weight is not None:
             d_weight.add(d_projected, tokens[piece])
@@ -158,7 +158,7 @@ def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_toke
 def _backward_by_torch(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
     d_tokens = tokens.new_empty(tokens.shape) if of_tokens else None
     d_weight = torch.zeros_like(weight) if of_weight else None
-    transposed = weight.mT.contiguous()
+    transposed = weight.mT.contiguous() if of_tokens else weight
     for piece, d_projected in pieces:
         rows = d_projected.flatten(0, 1)
         if d_tokens is not None:

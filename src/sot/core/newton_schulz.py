@@ -27,6 +27,11 @@ def _newton_schulz(spd: Tensor, num_iterations: int) -> Tensor:
     return root * trace.sqrt()
 
 
+def _differentiable(spd: Tensor, grad: Tensor, num_iterations: int) -> Tensor:
+    """The gradient of `_newton_schulz` as something that has one itself."""
+    return torch.autograd.grad(_newton_schulz(spd, num_iterations), spd, grad, create_graph=True)[0]
+
+
 PIECE = 2**18  # numbers of a tensor that passes the iteration at once on a CPU, so that it stays in the cache
 FEW = 8  # more iterations, and the rounding that transposed factors add, half as much again by each, would be seen
 
@@ -92,8 +97,7 @@ class _SquareRoot(torch.autograd.Function):
         roots, inverses, steps = states[:count], states[count : 2 * count - 1], states[2 * count - 1 :]
         with autocast_off(grad):
             if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
-                output = _newton_schulz(spd, count)
-                return torch.autograd.grad(output, spd, grad, create_graph=True)[0], None
+                return _differentiable(spd, grad, count), None
             d_root = _symmetric(grad, trace.rsqrt())
             d_trace = 0.5 * _inner(d_root, result)
             d_step = d_inverse = -0.5 * d_root
@@ -124,8 +128,7 @@ class _CompiledRoot(torch.autograd.Function):
         (spd,) = ctx.saved_tensors
         with autocast_off(grad):
             if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the definition
-                output = _newton_schulz(spd, ctx.num_iterations)
-                return torch.autograd.grad(output, spd, grad, create_graph=True)[0], None
+                return _differentiable(spd, grad, ctx.num_iterations), None
             return simd.pull_back_root(spd.detach(), grad, ctx.num_iterations), None
 
 
