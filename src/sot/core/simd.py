@@ -41,6 +41,13 @@ def kernels(name: str = "simd_kernels") -> ModuleType | None:
         return None
 
 
+def _loaded(name: str = "simd_kernels") -> ModuleType:
+    """The kernels, where it was asked before whether they are there."""
+    module = kernels(name)
+    assert module is not None
+    return module
+
+
 def is_possible(matrix: Tensor, name: str = "simd_kernels") -> bool:
     """Whether a batch `(batch, m >= n, n)` that torch would compute here and now can be given to the kernels."""
     columns = matrix.shape[2]
@@ -74,8 +81,7 @@ def _on_threads(run: Callable[[tuple[int, int]], None], groups: int) -> None:
 
 def power(matrix: Tensor, exponent: float, left_eps: float, keep: bool) -> tuple[Tensor, Blocks]:
     """`U diag(λ^α) Vᵀ`, and blocks of U, λ and V to `keep`; uᵢ is zero where λᵢ is below `left_eps` of the largest."""
-    module = kernels()
-    assert module is not None
+    module = _loaded()
     rows, columns, lanes = _even(matrix.shape[1]), _even(matrix.shape[2]), module.LANES
     groups, shapes = -(-len(matrix) // lanes), ((rows, columns, lanes), (columns, lanes), (columns, columns, lanes))
     kept = tuple(matrix.new_empty(groups, *shape) for shape in shapes) if keep else ()
@@ -97,8 +103,7 @@ def pull_back(
 
     `kept` has U and V, `factors` ratio and scale; roots are for the exponents ½ and ¼.
     """
-    module = kernels()
-    assert module is not None
+    module = _loaded()
     nothing, out = grad.new_empty(0, 1), torch.empty_like(grad)
     blocks = [_arrays(*given) for given in (kept, slopes or (nothing,) * 2, roots or (nothing,) * 3)]
     source, target, last = grad.numpy(), out.numpy(), _arrays(*factors)
@@ -112,8 +117,7 @@ def _of_steps(steps: tuple[Steps, Steps]) -> tuple[Any, ...]:
 
 def product_power(matrix: Tensor, steps: tuple[Steps, Steps]) -> Tensor:
     """`P H^½` by the quintic steps to the polar factor P and to the root of H = PᵀQ."""
-    module = kernels("simd_products")
-    assert module is not None
+    module = _loaded("simd_products")
     numbers, out = _of_steps(steps), torch.empty_like(matrix)
     source, target = matrix.numpy(), out.numpy()
     _on_threads(lambda part: module.power(source, numbers, target, part), -(-len(matrix) // module.LANES))
@@ -122,8 +126,7 @@ def product_power(matrix: Tensor, steps: tuple[Steps, Steps]) -> Tensor:
 
 def product_pull_back(grad: Tensor, kept: Blocks, steps: tuple[Steps, Steps]) -> Tensor:
     """The gradient of `product_power` from the U, λ and V that `power` keeps."""
-    module = kernels("simd_products_gradient")
-    assert module is not None
+    module = _loaded("simd_products_gradient")
     numbers, blocks, out = _of_steps(steps), _arrays(*kept), torch.empty_like(grad)
     source, target = grad.numpy(), out.numpy()
     _on_threads(lambda part: module.pull_back(source, blocks, numbers, target, part), len(kept[0]))
@@ -138,8 +141,7 @@ def can_take_root(spd: Tensor) -> bool:
 
 def square_root(spd: Tensor, num_iterations: int) -> Tensor:
     """By coupled Newton-Schulz iteration; of a matrix that is not symmetric its symmetric part is taken."""
-    module = kernels("simd_root")
-    assert module is not None
+    module = _loaded("simd_root")
     out = torch.empty_like(spd)
     source, target = spd.numpy(), out.numpy()
     _on_threads(lambda part: module.square_root(source, num_iterations, target, part), len(spd))
@@ -148,8 +150,7 @@ def square_root(spd: Tensor, num_iterations: int) -> Tensor:
 
 def pull_back_root(spd: Tensor, grad: Tensor, num_iterations: int) -> Tensor:
     """The gradient of `square_root`."""
-    module = kernels("simd_root")
-    assert module is not None
+    module = _loaded("simd_root")
     out = torch.empty_like(spd)
     source, given, target = spd.numpy(), grad.numpy(), out.numpy()
     _on_threads(lambda part: module.pull_back(source, given, num_iterations, target, part), len(spd))
@@ -168,8 +169,7 @@ def can_multiply_tokens(projected: Tensor, heads: int, left_dim: int) -> bool:
 
 def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
     """`XᵀY (batch, heads, m, n)` of projected tokens, a row of which is X of all heads, then Y of all heads."""
-    module = kernels("simd_covariance")
-    assert module is not None
+    module = _loaded("simd_covariance")
     batch, tokens, width = projected.shape
     sizes = (batch, tokens, heads, left_dim, width // heads - left_dim)
     out = projected.new_empty(batch, heads, *sizes[3:])
@@ -179,8 +179,7 @@ def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
 
 def pull_back_products(projected: Tensor, grad: Tensor, out: Tensor) -> None:
     """The gradient of the projected tokens from that of `cross_products`."""
-    module = kernels("simd_covariance")
-    assert module is not None
+    module = _loaded("simd_covariance")
     module.pull_back(_flat(projected), _flat(grad), (*projected.shape[:2], *grad.shape[1:]), _flat(out))
 
 
@@ -202,16 +201,14 @@ class Panels:
     def __init__(self, matrix: Tensor) -> None:
         self.shape = matrix.shape
         self.packed = matrix.new_empty(matrix.shape[0] * _whole_tiles(matrix.shape[1])).numpy()
-        module = kernels("simd_covariance")
-        assert module is not None
+        module = _loaded("simd_covariance")
         module.pack(_storage(matrix), (*matrix.shape, *matrix.stride()), self.packed)
 
     def times(self, tokens: Tensor, out: Tensor | None = None) -> Tensor:
         """`tokens @ matrix` of `(batch, tokens, k)`, whose samples may lie apart; `out` has to be contiguous."""
         batch, count, width = tokens.shape
         result = tokens.new_empty(batch, count, self.shape[1]) if out is None else out
-        module = kernels("simd_covariance")
-        assert module is not None
+        module = _loaded("simd_covariance")
         sizes = (batch, count, width, self.shape[1], tokens.stride(0), result.stride(0))
         module.times_panels(_storage(tokens), sizes, self.packed, _flat(result))
         return result
@@ -226,8 +223,7 @@ class SumOfProducts:
 
     def add(self, left: Tensor, right: Tensor) -> None:
         """The products of some more samples, which may lie apart."""
-        module = kernels("simd_covariance")
-        assert module is not None
+        module = _loaded("simd_covariance")
         sizes = (*left.shape[:2], *self.shape, left.stride(0), right.stride(0))
         module.add_products(_storage(left), _storage(right), sizes, _flat(self.padded))
 
