@@ -344,3 +344,8 @@ def test_the_exponent_is_a_quarter_unless_one_or_a_normalisation_is_given():
     for exponent, heads in given.items():
         for head in heads:
             assert sot.equip("test_vit", 2, head, pretrained=False).config.head["exponent"] == exponent, head
+
+
+def test_layout_is_found_without_gradients_too():
+    with torch.no_grad():
+        assert sot.equip("vit_tiny_patch16_224", 2, pretrained=False).config.layout["has_class_token"]

@@ -39,6 +39,7 @@ def probe(
     pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
     weights: Annotated[Path | None, typer.Option(help="File of weights for a timm name instead.")] = None,
     img_size: Annotated[int | None, typer.Option(help="Build a timm model for pictures of this size.", min=1)] = None,
+    depth: Annotated[int | None, typer.Option(help="Keep so many layers of it, from the first.", min=1)] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder of the tokens, to share; OUT/cache by default.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.", min=1)] = None,
     as_json: JsonOption = False,
@@ -55,7 +56,7 @@ def probe(
     probing.check_names(names)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
-    backbone = probing.Backbone(model, pretrained, weights, img_size)
+    backbone = probing.Backbone(model, pretrained, weights, img_size, depth)
     with thread_count(threads):
         opened = probing.open_backbone(backbone)
         if isinstance(opened, SoTForImageClassification):

@@ -91,6 +91,12 @@ def is_encoder_decoder(config: Any) -> bool:
     return bool(type(config).is_encoder_decoder)
 
 
+def check_depth(depth: int, layers: int) -> None:
+    """Refuse a depth that a backbone of so many layers cannot have."""
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= layers:
+        raise ValueError(f"depth must be an integer from 1 to {layers}, the layers of this backbone, got {depth!r}")
+
+
 def equipped_settings(settings: dict[str, Any], name: Any) -> dict[str, Any]:
     """Configuration of a bare backbone with the default head; other checkpoints name their weights otherwise."""
     from sot.models.equip import equip  # which imports this module

@@ -9,17 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from torch import nn
 from transformers import (
-    MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
     AutoImageProcessor,
     AutoModel,
     AutoModelForTextEncoding,
     AutoTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
     TimmWrapperConfig,
     TimmWrapperModel,
@@ -28,9 +25,17 @@ from transformers import (
 from sot.core.head import HeadConfig
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding import TokenEmbed
-from sot.models.from_timm import check_twin, folder_config, recover_arguments, timm_layout, timm_name, timm_processor
+from sot.models.from_timm import (
+    check_twin,
+    folder_config,
+    recover_arguments,
+    shortened,
+    timm_layout,
+    timm_name,
+    timm_processor,
+)
+from sot.models.from_transformers import copy_config, ensure_padding, find_class_position, transformers_layout
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
-from sot.models.tokens import Layout, find_layout
 
 logger = logging.getLogger("sot")
 EXPONENT = 0.25  # of heads that name no normalisation: it scored higher than the paper's 0.5, see docs/results.md
@@ -46,6 +51,7 @@ def equip(
     *,
     labels: Sequence[str] | None = None,
     embed: str | None = None,
+    depth: int | None = None,
     class_position: str | None = None,
     class_pooler: bool = False,
     label_smoothing: float = 0.0,
@@ -63,6 +69,7 @@ def equip(
         pretrained: Whether a name loads pretrained weights.
         labels: Names of the classes.
         embed: Token embedding in place of the model's own ("densenet", ...): ViT, DeiT, Swin and most peers.
+        depth: Keep so many of its layers, from the first: words of earlier layers can tell what the last have lost.
         class_position: "first" or "last" kept token of a text is the class token; by default as its family has it.
         class_pooler: Send the class token of a text through the backbone's own pooler.
         label_smoothing: Of the cross-entropy.
@@ -75,12 +82,12 @@ def equip(
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     config = head if isinstance(head, HeadConfig) else _exact_unless_fast(head or {})
     if _is_timm(model):
-        return _equip_timm(model, config, settings, embed, pretrained, dict(model_args or {}))
+        return _equip_timm(model, config, settings, embed, depth, pretrained, dict(model_args or {}))
     source, processor = _load_transformers(model, pretrained, class_pooler, trust_remote_code)
     if source.main_input_name == "pixel_values":
-        return _equip_vision(source, processor, config, settings, embed)
-    settings |= {"class_pooler": class_pooler, "class_position": class_position or _class_position(source.config)}
-    return _equip_text(source, processor, config, settings)
+        return _equip_vision(source, processor, config, settings, embed, depth)
+    settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
+    return _equip_text(source, processor, config, settings, depth)
 
 
 # --- what the user gave ------------------------------------------------------------------------------------
@@ -138,6 +145,7 @@ def _equip_timm(
     head: HeadConfig,
     settings: dict[str, Any],
     embed: str | None,
+    depth: int | None,
     pretrained: bool,
     model_args: dict[str, Any],
 ) -> SoTForImageClassification:
@@ -152,6 +160,8 @@ def _equip_timm(
     elif not model_args:
         model_args, recovered = recover_arguments(model), True
     architecture = model.pretrained_cfg["architecture"]
+    if depth is not None:
+        model_args, recovered = shortened(model, model_args, depth), False
     layout = timm_layout(architecture, model_args, embed)
     head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
@@ -210,14 +220,19 @@ def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
 
 
 def _equip_vision(
-    source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], embed: str | None
+    source: PreTrainedModel,
+    processor: Any,
+    head: HeadConfig,
+    settings: dict[str, Any],
+    embed: str | None,
+    depth: int | None,
 ) -> SoTForImageClassification:
     if embed is not None:
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
-    config = type(source.config).from_dict(source.config.to_dict())
+    config = copy_config(source.config, depth)
     if config.model_type == "vit_mae":
         config.mask_ratio = 0.0
-    layout = _transformers_layout(config)
+    layout = transformers_layout(config)
     mean_pooled = getattr(config, "use_mean_pooling", False) and layout.norm is None  # BEiT: norm after its own pooling
     head = _fit_head(head, layout.has_class_token, needs_norm=mean_pooled)
     equipped = SoTForImageClassification(
@@ -228,23 +243,10 @@ def _equip_vision(
     return equipped
 
 
-def _transformers_layout(config: Any) -> Layout:
-    with torch.device("meta"):
-        model = build_backbone(config, pooler=False).eval()
-    size = getattr(config, "image_size", None) or 224
-    height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
-    pixels = torch.zeros(2, getattr(config, "num_channels", 3), height, width, device="meta")
-    prefix = [name.split(".")[-1] for name, _ in model.named_parameters()]
-    num_prefix = sum(name in prefix for name in ("cls_token", "distillation_token"))
-    if "register_tokens" in prefix:
-        num_prefix += config.num_register_tokens
-    return find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)
-
-
 def _equip_text(
-    source: PreTrainedModel, tokenizer: Any, head: HeadConfig, settings: dict[str, Any]
+    source: PreTrainedModel, tokenizer: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
 ) -> SoTForSequenceClassification:
-    config = type(source.config).from_dict(source.config.to_dict())
+    config = copy_config(source.config, depth)
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"{type(source).__name__} is not a text model that AutoModel can build")
     equipped = SoTForSequenceClassification(SoTConfig(backbone_config=config, head=head.to_dict(), **settings))
@@ -254,22 +256,6 @@ def _equip_text(
         ensure_padding(equipped, tokenizer)
     equipped.config.pad_token_id = config.pad_token_id
     return equipped
-
-
-def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
-    """Give a tokenizer without a padding token one, and the model an embedding for it; said aloud, done once."""
-    if tokenizer.pad_token is None:
-        tokenizer.add_special_tokens({"pad_token": "<pad>"})
-        logger.warning("The tokenizer had no padding token: added %r as number %d.", "<pad>", tokenizer.pad_token_id)
-    if len(tokenizer) > model.backbone.get_input_embeddings().num_embeddings:
-        model.backbone.resize_token_embeddings(len(tokenizer))
-        model.config.backbone_config = model.backbone.config
-    model.config.pad_token_id = model.backbone.config.pad_token_id = tokenizer.pad_token_id
-
-
-def _class_position(config: PreTrainedConfig) -> str:
-    """Encoders trained on masked words begin with their class token; in decoders only the last token has seen all."""
-    return "first" if type(config) in MODEL_FOR_MASKED_LM_MAPPING else "last"
 
 
 # --- shared ------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from timm.models import load_model_config_from_hf
 from torch import nn
 from transformers import BitImageProcessor
 
+from sot.models.configuration import check_depth
 from sot.models.embedding import replace_embedding
 from sot.models.tokens import Layout, as_branches, find_layout, timm_features
 
@@ -77,6 +78,15 @@ def recover_arguments(model: Any) -> dict[str, Any]:
     if any(shapes.get(name) != value.shape for name, value in twin.state_dict().items()):
         raise ValueError(_needs_arguments(architecture))
     return arguments
+
+
+def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    """The arguments of a timm model with its first `depth` layers."""
+    layers = describe(model).get("depth")
+    if layers is None:
+        raise ValueError(f"depth needs a backbone of equal layers, {type(model).__name__} has none such")
+    check_depth(depth, layers)
+    return {**model_args, "depth": depth}
 
 
 def _needs_arguments(architecture: str) -> str:

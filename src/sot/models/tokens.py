@@ -173,7 +173,8 @@ def find_layout(model: nn.Module, features: Callable[[], Any], format: str | Non
     name = type(model).__name__
     called: set[nn.Module] = set()
     hooks = [module.register_forward_pre_hook(lambda module, _: called.add(module)) for module in model.modules()]
-    output = features()
+    with torch.enable_grad():  # the graph tells which parameters take part, also for callers who want no gradient
+        output = features()
     for hook in hooks:
         hook.remove()
     outputs = as_branches(output) if name in FETCH else (output,)

@@ -29,12 +29,13 @@ class Backbone:
     pretrained: bool = True
     weights: Path | None = None
     img_size: int | None = None
+    depth: int | None = None
 
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
         arguments = {} if self.img_size is None else {"img_size": self.img_size}
         source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
-        return equip(source, 2, head, self.pretrained, model_args=arguments)
+        return equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
 
     def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
         if not timm.is_model(self.name):

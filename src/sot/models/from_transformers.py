@@ -1,0 +1,60 @@
+"""What `equip` has to know of a transformers model: its depth, where its tokens are, its padding."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
+
+from sot.models.configuration import check_depth
+from sot.models.modeling import SoTForSequenceClassification, build_backbone
+from sot.models.tokens import Layout, find_layout
+
+logger = logging.getLogger("sot")
+
+
+def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
+    """A copy of a backbone's configuration, with its first `depth` layers if that is given."""
+    copied = type(config).from_dict(config.to_dict())
+    if depth is None:
+        return copied
+    layers = getattr(copied, "num_hidden_layers", None)
+    if not isinstance(layers, int) or hasattr(copied, "hidden_sizes"):
+        raise ValueError(f"depth needs a backbone of equal layers, {type(config).__name__} has none such")
+    check_depth(depth, layers)
+    if getattr(copied, "layer_types", None):  # where layers differ, of which kind each is
+        copied.layer_types = copied.layer_types[:depth]
+    copied.num_hidden_layers = depth
+    return copied
+
+
+def transformers_layout(config: Any) -> Layout:
+    """Where an image model of transformers has its tokens, found on the meta device."""
+    with torch.device("meta"):
+        model = build_backbone(config, pooler=False).eval()
+    size = getattr(config, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
+    pixels = torch.zeros(2, getattr(config, "num_channels", 3), height, width, device="meta")
+    prefix = [name.split(".")[-1] for name, _ in model.named_parameters()]
+    num_prefix = sum(name in prefix for name in ("cls_token", "distillation_token"))
+    if "register_tokens" in prefix:
+        num_prefix += config.num_register_tokens
+    return find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)
+
+
+def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
+    """Give a tokenizer without a padding token one, and the model an embedding for it; said aloud, done once."""
+    if tokenizer.pad_token is None:
+        tokenizer.add_special_tokens({"pad_token": "<pad>"})
+        logger.warning("The tokenizer had no padding token: added %r as number %d.", "<pad>", tokenizer.pad_token_id)
+    if len(tokenizer) > model.backbone.get_input_embeddings().num_embeddings:
+        model.backbone.resize_token_embeddings(len(tokenizer))
+        model.config.backbone_config = model.backbone.config
+    model.config.pad_token_id = model.backbone.config.pad_token_id = tokenizer.pad_token_id
+
+
+def find_class_position(config: PreTrainedConfig) -> str:
+    """Encoders trained on masked words begin with their class token; in decoders only the last token has seen all."""
+    return "first" if type(config) in MODEL_FOR_MASKED_LM_MAPPING else "last"
