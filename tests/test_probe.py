@@ -244,10 +244,12 @@ def test_probing_texts(stand_ins, tmp_path):
     model, out = stand_ins["google-bert/bert-base-uncased"], tmp_path / "probe"
     command = ["probe", "--model", model, "--data", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv"]
     options = ["--heads", "class,class+gcp", "--seeds", 2, "--epochs", 2, "--max-length", 7, "--cache", tmp_path / "c"]
-    result = sot(*command, "--out", out, *options, "--json")
+    result = sot(*command, "--out", out, *options, "--depth", 1, "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["metric"] == "accuracy" and len(list((tmp_path / "c").iterdir())) == 2
+    assert report["model"] == f"{model} to layer 1"
+    assert json.loads((out / "best" / "config.json").read_text())["backbone_config"]["num_hidden_layers"] == 1
     best = next(row for row in report["heads"] if row["head"] == report["best"])
     scores = json.loads(sot("evaluate", out / "best", "--data", tmp_path / "dev.csv", "--json").stdout)
     assert scores["accuracy"] == pytest.approx(best["scores"][0], abs=1 / 20)
@@ -287,6 +289,7 @@ def test_mistakes_are_one_sentence_before_any_work(stripes, stand_ins, tmp_path)
         (["--model", "no_such_model", "--data", stripes], "unknown model 'no_such_model'"),
         (["--model", bert, "--data", tmp_path / "empty.csv"], "empty.csv has no rows"),
         (["--model", bert, "--task", "acceptability", "--weights", tmp_path / "other.pt"], "--weights is for a timm"),
+        (["--model", bert, "--task", "acceptability", "--depth", 99], "depth must be an integer from 1 to"),
     ):
         result = sot("probe", *arguments, "--out", tmp_path / "out")
         assert result.returncode == 2 and message in result.stderr, result.stderr

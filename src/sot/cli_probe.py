@@ -68,7 +68,7 @@ def probe(
             subject = probing.read_texts(opened, texts, name, max_length, parts)
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
-        comparison = probing.probe(opened, model, subject, names, out, **options)
+        comparison = probing.probe(opened, backbone.title, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
         return

@@ -31,6 +31,11 @@ class Backbone:
     img_size: int | None = None
     depth: int | None = None
 
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return self.name if self.depth is None else f"{self.name} to layer {self.depth}"
+
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
         arguments = {} if self.img_size is None else {"img_size": self.img_size}
