@@ -26,7 +26,7 @@ SETTINGS = {  # of the commands in the page, by the folder of their results
 }
 CORRUPTIONS = ("", "imagenette")  # folders of models that were evaluated on corrupted pictures
 TABLES = [(folder, file) for folder in SETTINGS for file in sorted((FOLDER / folder).glob("table-*.md"))]
-PROBES = sorted((FOLDER / "probes").glob("*.json"))
+PROBES = [*sorted((FOLDER / "probes").glob("*.json")), FOLDER / "probes" / "depth" / "cola-3.json"]
 SEEDS = range(5)
 
 
@@ -82,6 +82,15 @@ def test_the_probes_are_in_the_page(file):
         score = f"{100 * row['mean']:.2f} ± {100 * interval(row['scores']):.2f}"
         line = f"| {row['head']} | {score} | {100 * row['held_out']:.2f} | {row['params']:,} |"
         assert line in PAGE.read_text(), f"docs/results.md has other numbers of {file.stem}"
+
+
+def test_the_probes_of_every_depth_are_in_the_page():
+    files = {2: "depth/cola-2", 3: "depth/cola-3", 4: "depth/cola-4", 5: "depth/cola-5", 6: "cola"}
+    for layers, name in files.items():
+        rows = {row["head"]: row for row in json.loads((FOLDER / "probes" / f"{name}.json").read_text())["heads"]}
+        chosen = [rows[head] for head in ("ep8", "class+ep8", "class+mgcrp-exact-0.25")]
+        cells = [f"{shown(row['scores'])} ({100 * row['held_out']:.2f})" for row in chosen]
+        assert f"| {layers} | {' | '.join(cells)} |" in PAGE.read_text()
 
 
 def shown(scores):
