@@ -110,3 +110,13 @@ def test_the_corruptions_are_in_the_page(folder):
         clean, corrupted = ([each[kind] for each in found] for kind in ("clean", "corrupted"))
         lost = [before - after for before, after in zip(clean, corrupted)]
         assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in PAGE.read_text()
+
+
+def test_the_losses_of_fine_tuned_texts_are_in_the_page():
+    losses = {}
+    for result in results_of("texts"):
+        fusion = result["recipe"]["head"].get("fusion", "sum")
+        losses.setdefault((result["task"], fusion), []).append(result["scores"]["loss"])
+    for task, name in {"cola": "CoLA", "rte": "RTE", "mrpc": "MRPC", "sick": "SICK"}.items():
+        cells = [f"{np.mean(each):.3f} ± {interval(each):.3f}" for each in (losses[task, f] for f in ("class", "late"))]
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text()

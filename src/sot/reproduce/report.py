@@ -98,7 +98,7 @@ def _header(table: TableOfPaper) -> list[str]:
 def _line(table: TableOfPaper, row: Row, cells: Cells, first: Cells) -> list[str]:
     line = [row.name]
     for column in table.columns:
-        cell, base = cells[column], first[column]
+        cell, base = cells[column], Cell([], None) if cells is first else first[column]
         line.append(cell.show(0 if column == "speed" else 2))
         if is_score(column):
             line += [_gain(cell.mean(), base.mean()), cell.show_paper(), _gain(cell.paper, base.paper)]
@@ -108,7 +108,7 @@ def _line(table: TableOfPaper, row: Row, cells: Cells, first: Cells) -> list[str
 
 
 def _gain(value: float | None, base: float | None) -> str:
-    return "–" if value is None or base is None or value == base else f"{value - base:+.2f}"
+    return "–" if value is None or base is None else f"{value - base:+.2f}"
 
 
 def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
