@@ -82,8 +82,9 @@ class Features:
             return Tokens(class_token, torch.from_numpy(np.asarray(words)).float())
         lengths = self.lengths[rows]
         padded = np.zeros((len(rows), max(1, lengths.max()), self.dim), dtype=self.words.dtype)
+        mapped = np.asarray(self.words)  # the same memory, without what a memmap does at every slice
         for position, row in enumerate(rows):
-            padded[position, : lengths[position]] = self.words[self.starts[row] : self.starts[row + 1]]
+            padded[position, : lengths[position]] = mapped[self.starts[row] : self.starts[row + 1]]
         mask = torch.arange(padded.shape[1]) < torch.from_numpy(lengths)[:, None]
         return Tokens(class_token, torch.from_numpy(padded).float(), mask)
 
@@ -210,9 +211,7 @@ class _Cache:
 
     def features(self) -> Features:
         """The finished cache, to read."""
-        files = {name: self.folder / f"{name}.npy" for name in self.arrays}
-        # mapped all the same as plain arrays, of which a slice costs a seventh
-        arrays = {name: np.asarray(np.load(file, mmap_mode="r")) for name, file in files.items()}
+        arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in self.arrays}
         labels = np.array(arrays["labels"])
         seconds, key = sum(self.record["seconds"]), self.record["key"]
         return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key)
