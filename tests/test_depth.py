@@ -53,6 +53,11 @@ def test_depth_of_image_models():
         (lambda: backbone(ENCODERS["bert"]), 0, "got 0"),
         (lambda: backbone(ENCODERS["bert"]), True, "got True"),
         (lambda: timm.create_model("swin_tiny_patch4_window7_224"), 2, "equal layers, SwinTransformer has none such"),
+        (
+            lambda: timm.create_model("vit_tiny_patch16_224", act_layer=nn.ReLU),
+            2,
+            "arguments that cannot be read off it",
+        ),
         (lambda: hf.PvtModel(hf.PvtConfig()), 2, "equal layers, PvtConfig has none such"),
     ],
 )

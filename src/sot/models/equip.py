@@ -161,6 +161,10 @@ def _equip_timm(
         model_args, recovered = recover_arguments(model), True
     architecture = model.pretrained_cfg["architecture"]
     if depth is not None:
+        if recovered:
+            whole = timm.create_model(architecture, num_classes=0, **model_args)
+            _copy_weights(model, whole)
+            check_twin(model, whole)
         model_args, recovered = shortened(model, model_args, depth), False
     layout = timm_layout(architecture, model_args, embed)
     head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
