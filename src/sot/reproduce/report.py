@@ -159,23 +159,29 @@ def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict
 
 
 def as_picture(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> bytes:
-    """Ours with intervals, and the paper's in a panel beside it, for every score, as PNG."""
+    """Every score of ours with intervals, and beside it the paper's where it has any, as PNG."""
     from matplotlib.figure import Figure
 
     columns = [column for column in table.columns if is_score(column) and any(c[column].ours for _, c in rows)]
-    figure = Figure(figsize=(4 + 5 * max(1, len(columns)), 1.2 + 0.36 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, 2 * max(1, len(columns)), squeeze=False)[0]
-    places = range(len(rows))
-    for number, column in enumerate(columns):
-        ours, paper = panels[2 * number : 2 * number + 2]
+    printed = [column for column in columns if any(c[column].paper is not None for _, c in rows)]
+    width = 4 + 2.5 * max(1, len(columns) + len(printed))
+    figure = Figure(figsize=(width, 1.2 + 0.36 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, max(1, len(columns) + len(printed)), squeeze=False)[0]
+    places, empty = range(len(rows)), iter(panels)
+    for column in columns:
+        ours = next(empty)
+        ours.set_title(f"ours: {table.columns[column]}", fontsize=9)
         for place, (_, cells) in enumerate(rows):
             cell, colour = cells[column], "C0" if place == 0 else "C3"
             if cell.ours:
                 ours.errorbar(cell.mean(), place, xerr=interval(cell.ours) or 0, fmt="o", color=colour, capsize=3)
-            if cell.paper is not None:
-                paper.plot(cell.paper, place, "D", color=colour, markerfacecolor="none")
-        ours.set_title(f"ours: {table.columns[column]}", fontsize=9)
-        paper.set_title("the paper's", fontsize=9)
+        if column in printed:
+            paper = next(empty)
+            paper.set_title("the paper's", fontsize=9)
+            for place, (_, cells) in enumerate(rows):
+                if cells[column].paper is not None:
+                    colour = "C0" if place == 0 else "C3"
+                    paper.plot(cells[column].paper, place, "D", color=colour, markerfacecolor="none")
     for number, panel in enumerate(panels):
         panel.set_yticks(places, [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
         panel.set_ylim(len(rows) - 0.5, -0.5)
