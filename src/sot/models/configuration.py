@@ -91,8 +91,10 @@ def is_encoder_decoder(config: Any) -> bool:
     return bool(type(config).is_encoder_decoder)
 
 
-def check_depth(depth: int, layers: int) -> None:
-    """Refuse a depth that a backbone of so many layers cannot have."""
+def check_depth(depth: int, layers: int | None, name: str) -> None:
+    """Refuse a depth that a backbone of this name and so many equal layers (None: no such) cannot have."""
+    if layers is None:
+        raise ValueError(f"depth needs a backbone of equal layers, {name} has none such")
     if isinstance(depth, bool) or not isinstance(depth, int) or not 1 <= depth <= layers:
         raise ValueError(f"depth must be an integer from 1 to {layers}, the layers of this backbone, got {depth!r}")
 

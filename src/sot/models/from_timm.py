@@ -82,10 +82,7 @@ def recover_arguments(model: Any) -> dict[str, Any]:
 
 def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The arguments of a timm model with its first `depth` layers."""
-    layers = describe(model).get("depth")
-    if layers is None:
-        raise ValueError(f"depth needs a backbone of equal layers, {type(model).__name__} has none such")
-    check_depth(depth, layers)
+    check_depth(depth, describe(model).get("depth"), type(model).__name__)
     return {**model_args, "depth": depth}
 
 

@@ -21,9 +21,8 @@ def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
     if depth is None:
         return copied
     layers = getattr(copied, "num_hidden_layers", None)
-    if not isinstance(layers, int) or hasattr(copied, "hidden_sizes"):
-        raise ValueError(f"depth needs a backbone of equal layers, {type(config).__name__} has none such")
-    check_depth(depth, layers)
+    alike = isinstance(layers, int) and not hasattr(copied, "hidden_sizes")
+    check_depth(depth, layers if alike else None, type(config).__name__)
     if getattr(copied, "layer_types", None):  # where layers differ, of which kind each is
         copied.layer_types = copied.layer_types[:depth]
     copied.num_hidden_layers = depth
