@@ -8,7 +8,15 @@ from torch import nn
 from reference import power_of_svd
 from sot.core.head import POOLS, HeadConfig
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY
-from sot.core.pooling import AttentionPool, AveragePool, CovariancePool, CrossCovariancePool, EfficientProbing, MaxPool
+from sot.core.pooling import (
+    AttentionPool,
+    AveragePool,
+    CovariancePool,
+    CrossCovariancePool,
+    EfficientProbing,
+    MaxPool,
+    keep,
+)
 
 DIM = 16
 CONFIG = HeadConfig(heads=2, left_dim=3, right_dim=4, reduced_dim=5)
@@ -118,6 +126,17 @@ def test_one_token_and_everything_masked_but_one(name):
     mask = torch.zeros(3, 7, dtype=torch.bool)
     mask[:, 4] = True
     assert torch.allclose(pool(z, mask), pool(z[:, 4:5]), atol=1e-12)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64, torch.bfloat16])
+def test_masked_tokens_are_zeros_also_of_a_slice_and_with_nan(given):
+    z, mask = torch.randn(3, 8, DIM).to(given), torch.rand(3, 7) > 0.4
+    words = z[:, 1:]
+    expected = words.masked_fill(~mask.unsqueeze(-1), 0)
+    words[~mask] = torch.nan
+    kept, count = keep(words, mask)
+    assert torch.equal(kept, expected) and torch.equal(count[:, 0], mask.sum(1).clamp_min(1).float())
+    assert words[~mask].isnan().all()
 
 
 @pytest.mark.parametrize("name", POOLS)

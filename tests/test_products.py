@@ -18,6 +18,19 @@ def test_onednn_can_be_switched_off(monkeypatch):
     assert products.times_transposed(rows, weight, out=out) is out and torch.equal(out, expected)
 
 
+@pytest.fixture(autouse=True)
+def _any_weight_is_large(monkeypatch):
+    monkeypatch.setattr(products, "LARGE_WEIGHT", 0)
+
+
+def test_small_weights_are_left_to_torch(monkeypatch):
+    layer, rows = layer_and_rows()
+    monkeypatch.setattr(products, "LARGE_WEIGHT", layer.weight.numel() + 1)
+    assert not is_ours(layer(rows))
+    monkeypatch.setattr(products, "LARGE_WEIGHT", layer.weight.numel())
+    assert is_ours(layer(rows))
+
+
 def layer_and_rows(bias=True):
     return Linear(20, 7, bias=bias), torch.randn(9, 20)
 

@@ -13,6 +13,8 @@ from sot.core.precision import autocast_off, is_eager, is_observed
 # oneDNN's product of dense float32 matrices, as torch.compile calls it; what torch itself calls is slower by a tenth
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch._C._has_mkldnn else None
 
+LARGE_WEIGHT = 500_000  # numbers; for fewer torch's own product and gradient are faster
+
 
 def times_transposed(rows: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     """`rows @ weightᵀ` without a gradient; the rows are contiguous, and so is the weight or its transpose."""
@@ -42,11 +44,11 @@ class _Linear(torch.autograd.Function):
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that multiplies float32 on a CPU by oneDNN."""
+    """`nn.Linear` that multiplies float32 on a CPU by oneDNN where the weight is large."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not torch.jit.is_scripting():  # noqa: SIM102  alone, for the compiler of TorchScript to skip what follows
-            if is_eager() and self._is_plain(input):
+            if self.weight.numel() >= LARGE_WEIGHT and is_eager() and self._is_plain(input):
                 return _Linear.apply(input, self.weight, self.bias)
         return F.linear(input, self.weight, self.bias)
 

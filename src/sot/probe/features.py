@@ -80,13 +80,11 @@ class Features:
         if self.is_uniform:
             words = self.words.reshape(len(self), -1, self.dim)[rows]
             return Tokens(class_token, torch.from_numpy(np.asarray(words)).float())
-        lengths = self.lengths[rows]
-        padded = np.zeros((len(rows), max(1, lengths.max()), self.dim), dtype=self.words.dtype)
-        mapped = np.asarray(self.words)  # the same memory, without what a memmap does at every slice
-        for position, row in enumerate(rows):
-            padded[position, : lengths[position]] = mapped[self.starts[row] : self.starts[row + 1]]
-        mask = torch.arange(padded.shape[1]) < torch.from_numpy(lengths)[:, None]
-        return Tokens(class_token, torch.from_numpy(padded).float(), mask)
+        lengths, places = self.lengths[rows], np.arange(max(1, self.lengths[rows].max()))
+        mask = places < lengths[:, None]
+        chosen = np.where(mask, self.starts[rows, None] + places, 0)  # padding is some word: it is masked
+        words = self.words[chosen] if len(self.words) else np.zeros((*chosen.shape, self.dim))
+        return Tokens(class_token, torch.from_numpy(words).float(), torch.from_numpy(mask))
 
 
 def clock() -> float:
