@@ -158,34 +158,40 @@ def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict
     ]
 
 
+Panel = tuple[str, list[tuple[float | None, float]], dict[str, Any]]  # title, mean and interval by row, look
+
+
+def _panels(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[Panel]:
+    """Every score of which we have some, and after it the paper's where it has any."""
+    panels: list[Panel] = []
+    for column, heading in table.columns.items():
+        cells = [each[column] for _, each in rows]
+        if not is_score(column) or not any(cell.ours for cell in cells):
+            continue
+        ours = [(cell.mean(), interval(cell.ours) or 0) for cell in cells]
+        panels.append((f"ours: {heading}", ours, {"fmt": "o", "capsize": 3}))
+        if any(cell.paper is not None for cell in cells):
+            panels.append(("the paper's", [(cell.paper, 0) for cell in cells], {"fmt": "D", "markerfacecolor": "none"}))
+    return panels
+
+
 def as_picture(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> bytes:
     """Every score of ours with intervals, and beside it the paper's where it has any, as PNG."""
     from matplotlib.figure import Figure
 
-    columns = [column for column in table.columns if is_score(column) and any(c[column].ours for _, c in rows)]
-    printed = [column for column in columns if any(c[column].paper is not None for _, c in rows)]
-    width = 4 + 2.5 * max(1, len(columns) + len(printed))
-    figure = Figure(figsize=(width, 1.2 + 0.36 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, max(1, len(columns) + len(printed)), squeeze=False)[0]
-    places, empty = range(len(rows)), iter(panels)
-    for column in columns:
-        ours = next(empty)
-        ours.set_title(f"ours: {table.columns[column]}", fontsize=9)
-        for place, (_, cells) in enumerate(rows):
-            cell, colour = cells[column], "C0" if place == 0 else "C3"
-            if cell.ours:
-                ours.errorbar(cell.mean(), place, xerr=interval(cell.ours) or 0, fmt="o", color=colour, capsize=3)
-        if column in printed:
-            paper = next(empty)
-            paper.set_title("the paper's", fontsize=9)
-            for place, (_, cells) in enumerate(rows):
-                if cells[column].paper is not None:
-                    colour = "C0" if place == 0 else "C3"
-                    paper.plot(cells[column].paper, place, "D", color=colour, markerfacecolor="none")
-    for number, panel in enumerate(panels):
-        panel.set_yticks(places, [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
-        panel.set_ylim(len(rows) - 0.5, -0.5)
-        panel.grid(alpha=0.3)
+    panels = _panels(table, rows)
+    count = max(1, len(panels))
+    figure = Figure(figsize=(4 + 2.5 * count, 1.2 + 0.36 * len(rows)), layout="constrained")
+    all_axes = figure.subplots(1, count, squeeze=False)[0]
+    for axes, (title, points, look) in zip(all_axes, panels):
+        axes.set_title(title, fontsize=9)
+        for place, (mean, half) in enumerate(points):
+            if mean is not None:
+                axes.errorbar(mean, place, xerr=half or None, color="C0" if place == 0 else "C3", **look)
+    for number, axes in enumerate(all_axes):
+        axes.set_yticks(range(len(rows)), [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(alpha=0.3)
     figure.suptitle(f"Table {table.name}: {table.title}", fontsize=10)
     return as_png(figure)
 
