@@ -8,10 +8,13 @@ import shutil
 import pytest
 import timm
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 from test_cli import sot
 from test_scale import TORCHRUN, launch
 
 from sot.core.head import HeadConfig
+from sot.evaluate import open_images
 from sot.models.complexity import count_parameters
 from sot.reproduce import Store, Where, choose_rows, choose_tasks, collect, do, estimate, load_table, plan, table_names
 from sot.reproduce.report import as_markdown
@@ -85,7 +88,8 @@ def units_of(name, rows, seeds):
 def test_a_table_shows_ours_beside_the_papers(finished):
     out, result = finished
     _, units = units_of("1", "1,3", 2)
-    assert "1 of 4: ClassT, seed 0" in result.stderr and "4 of 4: ClassT+WordT, seed 1" in result.stderr
+    assert "1 of 4: ClassT, seed 0\n" in result.stderr
+    assert re.search(r"4 of 4: ClassT\+WordT, seed 1 \(about \d+ minutes left\)\n", result.stderr)
     results = [json.loads((out / "results" / f"{unit.key}.json").read_text()) for unit in units]
     assert len(list((out / "results").iterdir())) == 4
     first = [100 * r["scores"]["accuracy"] for r in results[::2]]
@@ -123,6 +127,38 @@ def test_an_interrupted_unit_goes_on_and_scores_the_same(finished, tmp_path):
     assert result["scores"]["accuracy"] == whole["scores"]["accuracy"] and result["resumed"] and not whole["resumed"]
     speeds = [collect(table, units, Store(folder))[0][1]["speed"].ours for folder in (out, tmp_path)]
     assert speeds == [[pytest.approx(192 / whole["cpu_seconds"])], []]
+
+
+def write_fives_and_threes(folder):
+    digits, labels = load_digits(return_X_y=True)
+    for name in ("3", "5"):
+        (folder / name).mkdir(parents=True)
+        for number in (labels == int(name)).nonzero()[0][:8]:
+            Image.fromarray((digits[number].reshape(8, 8) * 15).astype("uint8")).save(folder / name / f"{number}.png")
+
+
+def test_what_is_trained_is_evaluated_on_imagenet_a_too(finished, tmp_path):
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    write_fives_and_threes(tmp_path / "harder")
+    options = ["--preset", "cpu", "--data", "digits", "--seeds", 1, "--rows", "1,3", *TINY, "--out", out]
+    result = sot("reproduce", "1", *options, "--imagenet-a", tmp_path / "harder")
+    assert result.returncode == 0, result.stderr
+    _, units = units_of("1", "1,3", 1)
+    scores = [Store(out).result(unit)["scores"] for unit in units]
+    test = open_images(Store(out).run(units[1]), str(tmp_path / "harder"))
+    assert len(test.pictures) == 16 and scores[1]["imagenet_a"] == test.evaluate(4, iter).scores["accuracy"]
+    assert scores[1]["accuracy"] == Store(finished[0]).result(units[1])["scores"]["accuracy"]
+    assert f"| {100 * scores[1]['imagenet_a']:.2f} |" in (out / "table-1.md").read_text()
+
+    shutil.rmtree(out / "runs")
+    again = sot("reproduce", "1", *options, "--imagenet-a", tmp_path / "harder")
+    assert again.returncode == 0 and "of" not in again.stderr.split()  # nothing is evaluated twice
+    (tmp_path / "harder" / "5").rename(tmp_path / "harder" / "cat")
+    other = sot("reproduce", "1", *options, "--imagenet-a", tmp_path / "harder")
+    assert other.returncode == 2 and "classes the model was not trained on: cat" in other.stderr
+    (tmp_path / "harder" / "cat").rename(tmp_path / "harder" / "5")
+    rest = sot("reproduce", "1", *options, "--seeds", 2, "--imagenet-a", tmp_path / "harder")
+    assert rest.returncode == 2 and "holds no model to evaluate on" in rest.stderr and "Traceback" not in rest.stderr
 
 
 def test_results_of_two_machines_are_merged(finished, tmp_path):
@@ -248,6 +284,7 @@ def test_texts_too(texts, tmp_path, stand_ins):
         (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),
         (["4b", "--data", "digits", "--set", "head={norm: svpn}"], "what makes row '0.5K, 9×9': head {'left_dim': 9"),
         (["4d", "--data", "digits", "--set", "head.norm=ln"], "{'norm': 'none'} to {'norm': 'ln'}"),
+        (["1", "--data", "digits", "--imagenet-a", "nowhere"], "unknown data 'nowhere'"),
         (["3a", "--data", "digits", "--set", "model_args={depth: 2}"], "{'embed': 'naive'} to {'embed': None}"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,10 +85,13 @@ def _train(units: list[Unit], store: Store, where: Where, workers: int, threads:
 
     logging.set_verbosity_error()
     missing = [unit for unit in units if lacks(unit, store, where)]
+    began = time.monotonic()
     with thread_count(threads):
-        for number, unit in enumerate(missing, 1):
+        for number, unit in enumerate(missing):
             what = f"{unit.row.name}{f', {unit.task}' if unit.task else ''}, seed {unit.recipe.seed}"
-            errors.print(f"{number} of {len(missing)}: {what}", highlight=False, soft_wrap=True)
+            minutes = (time.monotonic() - began) / 60 / number * (len(missing) - number) if number else None
+            left = "" if minutes is None else f" (about {minutes:.0f} minutes left)"
+            errors.print(f"{number + 1} of {len(missing)}: {what}{left}", highlight=False, soft_wrap=True)
             do(unit, store, where, workers)
 
 

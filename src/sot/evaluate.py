@@ -22,7 +22,7 @@ from transformers import (
     DataCollatorWithPadding,
 )
 
-from sot.data.imagenet import match_classes, subset_name
+from sot.data.imagenet import columns_for, subset_name
 from sot.data.images import evaluation_set, load_images, processor_transform, stack
 from sot.data.sources import part_of
 from sot.data.text import TextData
@@ -160,13 +160,9 @@ def open_images(folder: Path, data: str, samples: int = 0) -> ImageTest:
     model, processor = load_model(folder)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
     pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
-    names = labels_of(model)
-    matched = match_classes(pictures.labels, names)
-    if matched is None:
-        unknown = [name for name in pictures.labels if name not in names]
-        raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
+    columns = columns_for(data, pictures.labels, labels_of(model))
     source = part_of(pictures.val, samples)
-    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(matched))
+    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(columns))
 
 
 def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) -> Evaluation:

@@ -22,6 +22,15 @@ def match_classes(wanted: list[str], names: list[str]) -> list[int] | None:
     return [columns[name] for name in wanted]
 
 
+def columns_for(data: str, wanted: list[str], names: list[str]) -> list[int]:
+    """`match_classes`, or ValueError naming classes of `data` that the model does not have."""
+    columns = match_classes(wanted, names)
+    if columns is None:
+        unknown = [name for name in wanted if name not in names]
+        raise ValueError(f"{data} has classes the model was not trained on: {', '.join(unknown[:5])}")
+    return columns
+
+
 def _in_order(names: list[str]) -> bool:
     """Whether these are the 1000 classes in their usual order, described or numbered."""
     described = ImageNetInfo().label_descriptions()

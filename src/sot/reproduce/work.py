@@ -19,6 +19,7 @@ from accelerate import PartialState
 
 import sot
 from sot.core.head import HeadConfig
+from sot.data.imagenet import columns_for
 from sot.data.images import load_images
 from sot.data.text import TextData, load_task
 from sot.evaluate import open_images
@@ -82,6 +83,8 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where) -> list[Unit]:
     """All units, seed by seed so that every row has a first result early; missing data and models are refused here."""
     units = []
     pictures = _describe_pictures(where.data) if any(row.recipe.task == "image" for row in rows) else {}
+    if pictures and where.imagenet_a is not None:
+        columns_for(where.imagenet_a, load_images(where.imagenet_a, val_share=1).labels, pictures["labels"])
     tasks = sorted({task for row in rows for task in row.tasks})
     texts = {task: _describe_texts(load_task(task, task_folder(where.texts, task))) for task in tasks}
     for seed in seeds:
@@ -151,9 +154,15 @@ class Store:
 
 
 def lacks(unit: Unit, store: Store, where: Where) -> bool:
-    """Whether something has yet to be trained or evaluated for a unit."""
-    result = store.result(unit)
-    return result is None or (where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"])
+    """Whether something has yet to be trained or evaluated for a unit; a model that is not here is refused."""
+    result, run = store.result(unit), store.run(unit)
+    if result is None:
+        return True
+    if where.imagenet_a is None or unit.task is not None or IMAGENET_A in result["scores"]:
+        return False
+    if not (run / "model.safetensors").is_file():
+        raise ValueError(f"{run} holds no model to evaluate on {where.imagenet_a}: only its result is here")
+    return True
 
 
 def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
@@ -186,8 +195,6 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
         }
         _keep_on_first(store, unit, result)
     if where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"]:
-        if not (run / "model.safetensors").is_file():
-            raise ValueError(f"{run} holds no model to evaluate on {where.imagenet_a}: only its result is here")
         evaluation = open_images(run, where.imagenet_a).evaluate(unit.recipe.batch_size, iter)
         result["scores"][IMAGENET_A] = evaluation.scores["accuracy"]
         _keep_on_first(store, unit, result)
