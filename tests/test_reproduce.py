@@ -101,6 +101,10 @@ def test_a_table_shows_ours_beside_the_papers(finished):
     assert f"| ClassT | {sum(first) / 2:.2f} ± " in words and "| 78.6 | +6.40 |" in words
     assert (out / "table-1.png").read_bytes().startswith(b"\x89PNG")
     assert results[0]["params"] < results[1]["params"] and results[0]["samples"] == 192
+    words, width = 16, 16  # pieces of 8 px; one layer with an MLP of twice the width
+    attention = (words + 1) * 4 * width**2 + 2 * (words + 1) ** 2 * width
+    macs = words * 3 * 8 * 8 * width + attention + (words + 1) * 4 * width**2 + 10 * width
+    assert results[0]["macs"] == macs < results[1]["macs"]
 
 
 def test_what_is_trained_is_not_trained_again_not_even_for_another_table(finished):
@@ -210,6 +214,14 @@ def test_an_empty_table_is_a_table_of_dashes(tmp_path):
     table, units = units_of("4d", None, 1)
     words = as_markdown(table, collect(table, units, Store(tmp_path)))
     assert "| svPN exact | – | – | 76.13 | +1.31 |" in words and "over no seeds" in words
+
+
+def test_the_state_of_the_art_has_parameters_and_multiply_adds(tmp_path):
+    table, units = units_of("5a", "1", 1)
+    store = Store(tmp_path)
+    store.keep(units[0], {"scores": {"accuracy": 0.5}, "params": 5_700_000, "macs": 1_250_000_000})
+    words = as_markdown(table, collect(table, units, store))
+    assert "| params M | paper | MACs G | paper |" in words and "| 5.70 | 5.7 | 1.25 | 1.3 |" in words
 
 
 def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):

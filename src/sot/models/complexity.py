@@ -38,6 +38,18 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+class Logits(nn.Module):
+    """A classifier of transformers as one that takes pixels and returns logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        logits: Tensor = self.model(pixel_values=pixels).logits
+        return logits
+
+
 def measure(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
     """Count one image of `input_size` on the meta device, where nothing is computed. The model is moved there."""
     model = model.to("meta").eval().requires_grad_(False)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DataCollatorWithPadding
 
 from sot.data.text import load_task
 from sot.finetune import TextSet, build_text_model
-from sot.models.complexity import measure_training
+from sot.models.complexity import Logits, measure_training
 from sot.reproduce.work import Unit, Where, task_folder
 from sot.train import build_model, data_config
 
@@ -30,16 +30,6 @@ class Cost:
     hours: float
 
 
-class _Logits(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.model(pixel_values=pixels).logits
-        return logits
-
-
 def estimate(unit: Unit, where: Where) -> Cost:
     """Build the model of a unit and time one step of a small batch, forward and backward."""
     recipe = unit.recipe
@@ -51,7 +41,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
         shape = data_config(model, recipe)["input_size"]
         inputs: dict[str, Any] = {"pixel_values": torch.randn(size, *shape)}
         seconds = _time_step(model, inputs) / size
-        macs = float(measure_training(_Logits(model), shape).macs)
+        macs = float(measure_training(Logits(model), shape).macs)
     else:
         texts = load_task(unit.task, task_folder(where.texts, unit.task))
         assert texts.train is not None

@@ -15,7 +15,7 @@ from sot.metrics import interval
 from sot.reproduce.tables import Row, TableOfPaper
 from sot.reproduce.work import Store, Unit
 
-COUNTS = ("params", "speed")  # what a result has beside its scores
+COUNTS = ("params", "macs", "speed")  # what a result has beside its scores
 TASK_SCORES = ("mcc", "f1", "pearson", "accuracy")  # of a text task, the first it has
 
 
@@ -65,6 +65,8 @@ def _cell(row: Row, column: str, results: Sequence[Result]) -> Cell:
 def _value(result: dict[str, Any], column: str, of_task: bool) -> float | None:
     if column == "params":
         return float(result["params"]) / 1e6
+    if column == "macs":
+        return None if result.get("macs") is None else float(result["macs"]) / 1e9
     if column == "speed":  # a CPU is shared with others: its own time tells more than the clock on the wall
         seconds = result["cpu_seconds" if result["device"] == "cpu" else "seconds"]
         return None if result["resumed"] else float(result["samples"]) / seconds

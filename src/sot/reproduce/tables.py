@@ -70,13 +70,14 @@ def _comparison(comparison: Comparison, preset: str, settings: Sequence[str]) ->
         if row.side is not None:
             size = {"left_dim": row.side, "right_dim": row.side, "fusion": row.fusion}
             recipe = replace(recipe.with_head(size), embed="densenet")
-        paper = {"accuracy": row.imagenet, "params": row.params}
+        paper = {"accuracy": row.imagenet, "params": row.params, "macs": row.macs}
         if row.imagenet_a is not None:
             paper["imagenet_a"] = row.imagenet_a
         conventional = not row.is_ours
         rows.append(Row(row.name, recipe.changed(settings), row.model, paper, conventional=conventional))
-    columns = {"accuracy": "top-1, %", "imagenet_a": "ImageNet-A, %", "params": "params M"}
-    return TableOfPaper(comparison.name, comparison.title, columns, rows)
+    columns = {"accuracy": "top-1, %", "imagenet_a": "ImageNet-A, %", "params": "params M", "macs": "MACs G"}
+    note = "Our MACs count all products; the paper's, for its own models, leave out those of attention."
+    return TableOfPaper(comparison.name, comparison.title, columns, rows, note)
 
 
 def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes: Sequence[str]) -> Row:

@@ -25,10 +25,10 @@ from sot.data.text import TextData, load_task
 from sot.evaluate import open_images
 from sot.files import write_atomically
 from sot.finetune import build_text_model, fine_tune
-from sot.models.complexity import IMAGENET_PICTURES, count_parameters
+from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure
 from sot.recipe import Recipe
 from sot.reproduce.tables import Row
-from sot.train import build_model, train_images
+from sot.train import build_model, data_config, train_images
 
 IMAGENET_A = "imagenet_a"
 IMAGENET = "imagenet"  # stands for its numbers of pictures and classes where nothing is trained
@@ -179,13 +179,15 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
             assert where.data is not None
             scores = train_images(unit.model, where.data, run, unit.recipe, head, workers=workers, **options)
             model = build_model(unit.model, unit.about_data["labels"], unit.recipe, head, False)
+            macs = measure(Logits(model), data_config(model, unit.recipe)["input_size"]).all_macs
         else:
             texts = load_task(unit.task, task_folder(where.texts, unit.task))
             scores = fine_tune(unit.model, texts, unit.task, run, unit.recipe, head, **options)
-            model = build_text_model(unit.model, texts, unit.recipe, head)
+            model, macs = build_text_model(unit.model, texts, unit.recipe, head), None  # a text has any length
         result = {
             "scores": {name.removeprefix("eval_"): value for name, value in scores.items() if name != "epoch"},
             "params": count_parameters(model),
+            "macs": macs,
             "seconds": time.monotonic() - wall,
             "cpu_seconds": time.process_time() - busy,
             "samples": _trained_samples(unit),
