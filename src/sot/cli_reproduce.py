@@ -89,9 +89,10 @@ def _train(units: list[Unit], store: Store, where: Where, workers: int, threads:
     with thread_count(threads):
         for number, unit in enumerate(missing):
             what = f"{unit.row.name}{f', {unit.task}' if unit.task else ''}, seed {unit.recipe.seed}"
-            minutes = (time.monotonic() - began) / 60 / number * (len(missing) - number) if number else None
-            left = "" if minutes is None else f" (about {minutes:.0f} minutes left)"
-            errors.print(f"{number + 1} of {len(missing)}: {what}{left}", highlight=False, soft_wrap=True)
+            if number > 0:
+                minutes = (time.monotonic() - began) / 60 / number * (len(missing) - number)
+                what += f" (about {minutes:.0f} minutes left)"
+            errors.print(f"{number + 1} of {len(missing)}: {what}", highlight=False, soft_wrap=True)
             do(unit, store, where, workers)
 
 

@@ -80,7 +80,8 @@ class Features:
         if self.is_uniform:
             words = self.words.reshape(len(self), -1, self.dim)[rows]
             return Tokens(class_token, torch.from_numpy(np.asarray(words)).float())
-        lengths, places = self.lengths[rows], np.arange(max(1, self.lengths[rows].max()))
+        lengths = self.lengths[rows]
+        places = np.arange(max(1, lengths.max()))
         mask = places < lengths[:, None]
         chosen = np.where(mask, self.starts[rows, None] + places, 0)  # padding is some word: it is masked
         words = self.words[chosen] if len(self.words) else np.zeros((*chosen.shape, self.dim))

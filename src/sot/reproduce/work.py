@@ -158,11 +158,25 @@ def lacks(unit: Unit, store: Store, where: Where) -> bool:
     result, run = store.result(unit), store.run(unit)
     if result is None:
         return True
-    if where.imagenet_a is None or unit.task is not None or IMAGENET_A in result["scores"]:
+    if _left_to_evaluate(unit, result, where) is None:
         return False
     if not (run / "model.safetensors").is_file():
         raise ValueError(f"{run} holds no model to evaluate on {where.imagenet_a}: only its result is here")
     return True
+
+
+def _left_to_evaluate(unit: Unit, result: Mapping[str, Any], where: Where) -> str | None:
+    """ImageNet-A, if the user has it and the result does not."""
+    return where.imagenet_a if unit.task is None and IMAGENET_A not in result["scores"] else None
+
+
+def _size(unit: Unit, texts: TextData | None) -> dict[str, int | None]:
+    """Parameters and multiply-adds of the model of a unit; a text has any length."""
+    if texts is not None:
+        return {"params": count_parameters(build_text_model(unit.model, texts, unit.recipe, unit.head)), "macs": None}
+    model = build_model(unit.model, unit.about_data["labels"], unit.recipe, unit.head, False)
+    size = measure(Logits(model), data_config(model, unit.recipe)["input_size"])
+    return {"params": size.params, "macs": size.all_macs}
 
 
 def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
@@ -177,27 +191,25 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
         wall, busy = time.monotonic(), time.process_time()
         if unit.task is None:
             assert where.data is not None
+            texts = None
             scores = train_images(unit.model, where.data, run, unit.recipe, head, workers=workers, **options)
-            model = build_model(unit.model, unit.about_data["labels"], unit.recipe, head, False)
-            macs = measure(Logits(model), data_config(model, unit.recipe)["input_size"]).all_macs
         else:
             texts = load_task(unit.task, task_folder(where.texts, unit.task))
             scores = fine_tune(unit.model, texts, unit.task, run, unit.recipe, head, **options)
-            model, macs = build_text_model(unit.model, texts, unit.recipe, head), None  # a text has any length
+        times = {"seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - busy}
         result = {
             "scores": {name.removeprefix("eval_"): value for name, value in scores.items() if name != "epoch"},
-            "params": count_parameters(model),
-            "macs": macs,
-            "seconds": time.monotonic() - wall,
-            "cpu_seconds": time.process_time() - busy,
+            **_size(unit, texts),
+            **times,
             "samples": _trained_samples(unit),
             "device": processes.device.type,
             "resumed": begun,  # then the times are those of the rest
             "version": sot.__version__,
         }
         _keep_on_first(store, unit, result)
-    if where.imagenet_a is not None and unit.task is None and IMAGENET_A not in result["scores"]:
-        evaluation = open_images(run, where.imagenet_a).evaluate(unit.recipe.batch_size, iter)
+    harder = _left_to_evaluate(unit, result, where)
+    if harder is not None:
+        evaluation = open_images(run, harder).evaluate(unit.recipe.batch_size, iter)
         result["scores"][IMAGENET_A] = evaluation.scores["accuracy"]
         _keep_on_first(store, unit, result)
 
