@@ -14,6 +14,7 @@ from sot.core.normalize import (
     matrix_square_root,
     product_singular_value_power_norm,
     singular_value_power_norm,
+    square_root_of_product,
 )
 from sot.core.pooling import CrossCovariancePool
 from sot.core.power_iteration import _deflate
@@ -191,6 +192,31 @@ def test_square_root_of_zero_among_others():
     (ours,) = grads(matrix_square_root, [spd], torch.ones(2, 3, 3))
     (plain,) = grads(lambda m: _newton_schulz(m, 5), [spd], torch.ones(2, 3, 3))
     assert torch.allclose(ours, plain) and torch.equal(matrix_square_root(spd)[0], torch.zeros(3, 3))
+
+
+@pytest.mark.parametrize("num_iterations", [1, 2, 5, 20])
+@pytest.mark.parametrize("shape", [(1, 6), (2, 3, 4, 6), (2, 6, 6), (2, 9, 6), (0, 3, 6)])
+def test_square_root_of_a_product_is_that_of_the_matrix(shape, num_iterations):
+    rows = torch.randn(shape, dtype=torch.float64)
+    matrix = _newton_schulz(rows.mT @ rows, num_iterations)
+    assert torch.allclose(square_root_of_product(rows, num_iterations), matrix, atol=1e-9)
+    assert torch.equal(square_root_of_product(0 * rows, num_iterations), 0 * matrix)
+
+
+def test_square_root_of_a_product_has_the_gradients_of_its_definition():
+    rows = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(square_root_of_product, rows) and gradgradcheck(lambda r: square_root_of_product(r, 3), rows)
+    assert torch.equal(
+        grads(square_root_of_product, [torch.zeros(2, 3, 4)], torch.ones(2, 4, 4))[0], torch.zeros(2, 3, 4)
+    )
+
+
+def test_square_root_of_a_product_rounds_less_than_that_of_a_deficient_matrix():
+    rows = torch.randn(8, 5, 48)
+    exact = square_root_of_product(rows.double(), 12)
+    usual = relative_error(_newton_schulz(rows.mT @ rows, 12), exact)
+    assert relative_error(square_root_of_product(rows, 12), exact) < min(1e-6, usual)
+    assert square_root_of_product(rows.bfloat16()).dtype == torch.bfloat16
 
 
 # --- svPN by products only -----------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ from sot.core.pooling import (
 )
 
 DIM = 16
-CONFIG = HeadConfig(heads=2, left_dim=3, right_dim=4, reduced_dim=5)
+SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4}
+CONFIGS = {name: HeadConfig(pool=name, **SMALL, reduced_dim=5) for name in POOLS}
+CONFIGS["gcp of few tokens"] = HeadConfig(pool="gcp", reduced_dim=13)
 
 
-def build(name, config=CONFIG):
-    return POOLS[name](DIM, config).double().eval()
+def build(name):
+    return POOLS[CONFIGS[name].pool](DIM, CONFIGS[name]).double().eval()
 
 
 def tokens(batch=3, length=7):
@@ -70,6 +72,24 @@ def test_covariance_is_reduction_root_and_upper_triangle():
     assert pool.out_features == 15 and CovariancePool(256).out_features == 1176
 
 
+@pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_iterations", [1, 5])
+def test_covariance_of_few_tokens_and_its_gradient_are_those_of_the_whole_matrix(num_iterations, given):
+    pool = CovariancePool(DIM, reduced_dim=12, num_iterations=num_iterations).to(given)
+    nn.init.normal_(pool.projection.bias)
+    z, mask = tokens(4).to(given).requires_grad_(), torch.ones(4, 7, dtype=torch.bool)
+    mask[1, 4:], mask[2, 1:], mask[3] = False, False, False
+    results, seen = [], []
+    for hooked in (False, True):  # who hooks the norm is shown the covariance
+        handle = pool.norm.register_forward_hook(lambda *_: seen.append(1)) if hooked else None
+        output = torch.stack([pool(z), pool(z, mask)])
+        results.append([output, *torch.autograd.grad(output.square().sum(), [z, *pool.parameters()])])
+        assert output.dtype == given and len(seen) == (2 if handle else 0)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.05}[given]
+    for ours, expected in zip(*results, strict=True):
+        assert torch.allclose(ours, expected, rtol=tolerance, atol=tolerance * float(expected.detach().abs().max()))
+
+
 def test_average_and_max_of_the_kept_tokens():
     z, mask = tokens(), torch.rand(3, 7) > 0.4
     mask[:, 0] = True
@@ -96,7 +116,7 @@ def test_efficient_probing_gives_each_query_its_slice_of_the_values():
     assert [EfficientProbing(dim).num_queries for dim in (240, 384, 528, 768)] == [30, 32, 24, 32]
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_padding_does_not_matter_wherever_it_is_and_whatever_it_holds(name):
     pool, z = build(name), tokens()
     expected = pool(z)
@@ -109,7 +129,7 @@ def test_padding_does_not_matter_wherever_it_is_and_whatever_it_holds(name):
         assert torch.equal(pool(padded, mask.long()), pool(padded, mask))
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_order_of_tokens_and_size_of_batch_do_not_matter(name):
     pool, z = build(name), tokens()
     mask = torch.rand(3, 7) > 0.3
@@ -120,7 +140,7 @@ def test_order_of_tokens_and_size_of_batch_do_not_matter(name):
     assert torch.allclose(one_by_one, pool(z, mask), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_one_token_and_everything_masked_but_one(name):
     pool, z = build(name), tokens()
     mask = torch.zeros(3, 7, dtype=torch.bool)
@@ -139,7 +159,7 @@ def test_masked_tokens_are_zeros_also_of_a_slice_and_with_nan(given):
     assert words[~mask].isnan().all()
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_everything_masked_is_finite_forwards_and_backwards(name):
     pool, z = build(name), tokens().requires_grad_()
     output = pool(z, torch.zeros(3, 7, dtype=torch.bool))
@@ -148,7 +168,7 @@ def test_everything_masked_is_finite_forwards_and_backwards(name):
     assert all(p.grad is None or p.grad.isfinite().all() for p in pool.parameters())
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_masked_tokens_get_no_gradient_and_kept_ones_do(name):
     pool, z = build(name), tokens().requires_grad_()
     mask = torch.ones(3, 7, dtype=torch.bool)
@@ -157,7 +177,7 @@ def test_masked_tokens_get_no_gradient_and_kept_ones_do(name):
     assert torch.equal(z.grad[1, 3:], torch.zeros(4, DIM, dtype=z.dtype)) and z.grad[1, :3].abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_not_a_number_stays_in_its_sample(name):
     pool, z = build(name), tokens()
     expected = pool(z)
@@ -168,7 +188,7 @@ def test_not_a_number_stays_in_its_sample(name):
         assert not result[1].isfinite().all() and torch.equal(result[[0, 2]], expected[[0, 2]])
 
 
-@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_keeps_its_type_and_stays_close(name, dtype):
     pool, z = build(name), tokens()

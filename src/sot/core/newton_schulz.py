@@ -15,10 +15,14 @@ from sot.core.spectral import LEFT_EPS
 # --- square root of a covariance ----------------------------------------------------------------------------
 
 
+def _trace(spd: Tensor) -> Tensor:
+    trace = spd.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return torch.where(trace == 0, torch.ones_like(trace), trace)  # a zero matrix stays zero
+
+
 def _newton_schulz(spd: Tensor, num_iterations: int) -> Tensor:
     spd = (spd + spd.mT) / 2
-    trace = spd.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    trace = torch.where(trace == 0, torch.ones_like(trace), trace)  # a zero matrix stays zero
+    trace = _trace(spd)
     identity = torch.eye(spd.shape[-1], dtype=spd.dtype, device=spd.device)
     root, inverse = spd / trace, identity
     for _ in range(num_iterations):
@@ -159,6 +163,26 @@ def matrix_square_root(spd: Tensor, num_iterations: int = 5) -> Tensor:
             else:
                 result = _newton_schulz(full, num_iterations)
     return result.to(spd.dtype)
+
+
+def square_root_of_product(rows: Tensor, num_iterations: int = 5) -> Tensor:
+    """`matrix_square_root` of `RᵀR (..., n, n)` for R `(..., tokens, n)`: cheaper, and closer, for fewer tokens than n.
+
+    The iteration comes to `C q(C)` with a polynomial q, and `RᵀR q(RᵀR) = Rᵀ q(RRᵀ) R` asks it of the smaller product.
+    """
+    full = at_least_float32(rows)
+    with autocast_off(full):
+        gram = full @ full.mT
+        trace = _trace(gram)
+        bias = 1.5 * torch.eye(gram.shape[-1], dtype=full.dtype, device=full.device)
+        root = gram / trace
+        inverse = step = torch.add(bias, root, alpha=-0.5)
+        for _ in range(num_iterations - 1):
+            root = root @ step
+            step = torch.add(bias, inverse @ root, alpha=-0.5)
+            inverse = step @ inverse
+        result = full.mT @ (inverse / trace.sqrt() @ full)
+    return result.to(rows.dtype)
 
 
 # --- svPN of exponent ½ -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sot.core.checks import check_exponent, check_matrix
-from sot.core.newton_schulz import matrix_square_root, product_singular_value_power_norm
+from sot.core.newton_schulz import matrix_square_root, product_singular_value_power_norm, square_root_of_product
 from sot.core.power_iteration import fast_singular_value_power_norm
 from sot.core.precision import at_least_float32
 from sot.core.spectral import matrix_power_norm, singular_value_power_norm
@@ -24,6 +24,7 @@ __all__ = [
     "matrix_square_root",
     "product_singular_value_power_norm",
     "singular_value_power_norm",
+    "square_root_of_product",
 ]
 
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from sot.core.checks import check_positive
 from sot.core.covariance import covariance, is_plain, projected_covariance, split_heads
-from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, NormSettings, build_norm
-from sot.core.precision import at_least_float32, autocast_off, is_eager, is_observed
+from sot.core.normalize import square_root_of_product
+from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, MatrixSquareRoot, NormSettings, build_norm
+from sot.core.precision import at_least_float32, autocast_off, is_eager, is_hooked, is_observed
 
 
 def check_tokens(tokens: Tensor, mask: Tensor | None, dim: int) -> None:
@@ -153,14 +154,29 @@ class CovariancePool(Pool):
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         tokens, count = keep(tokens, mask)
         reduced, _ = keep(self.projection(tokens), mask)  # again: the projection has a bias
-        reduced = reduced.unsqueeze(2)  # (batch, tokens, 1, reduced_dim)
         if torch.jit.is_scripting():
-            normalized = self.norm(covariance(reduced, reduced, count, mask, self.center))
+            normalized = self._normalized(reduced, count, mask)
         else:
             with autocast_off(tokens):
-                normalized = self.norm(covariance(reduced, reduced, count, mask, self.center))
+                if self._has_few(tokens) and isinstance(self.norm, MatrixSquareRoot):
+                    rows = at_least_float32(reduced)
+                    rows = rows / count.to(rows.dtype).sqrt().unsqueeze(2)
+                    normalized = square_root_of_product(rows, self.norm.num_iterations)
+                else:
+                    normalized = self._normalized(reduced, count, mask)
         upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=tokens.device)
-        return normalized[:, 0, upper[0], upper[1]].to(tokens.dtype)
+        places = upper[0] * self.reduced_dim + upper[1]
+        return normalized.flatten(1).index_select(1, places).to(tokens.dtype)
+
+    def _normalized(self, reduced: Tensor, count: Tensor, mask: Tensor | None) -> Tensor:
+        reduced = reduced.unsqueeze(2)  # (batch, tokens, 1, reduced_dim)
+        return self.norm(covariance(reduced, reduced, count, mask, self.center)).squeeze(1)
+
+    @torch.jit.unused
+    def _has_few(self, tokens: Tensor) -> bool:
+        """Whether the covariance has a rank lower than its size, and nobody waits to see it."""
+        few = tokens.shape[1] < self.reduced_dim and not self.center
+        return few and is_eager() and not is_observed() and not is_hooked(self.norm)
 
 
 def attention_mask(mask: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Features:
         places = np.arange(max(1, lengths.max()))
         mask = places < lengths[:, None]
         chosen = np.where(mask, self.starts[rows, None] + places, 0)  # padding is some word: it is masked
-        words = self.words[chosen] if len(self.words) else np.zeros((*chosen.shape, self.dim))
+        words = np.asarray(self.words).take(chosen, 0) if len(self.words) else np.zeros((*chosen.shape, self.dim))
         return Tokens(class_token, torch.from_numpy(words).float(), torch.from_numpy(mask))
 
 
