@@ -292,6 +292,7 @@ def test_texts_too(texts, tmp_path, stand_ins):
         (["9z"], "unknown table '9z'; accepted: 1, 3a"),
         (["3b", "--preset", "gpu"], "unknown preset 'gpu'; accepted: paper, cpu"),
         (["3b"], "pictures are needed: give --data"),
+        (["3b", "--data", "imagenet"], "unknown data 'imagenet'"),
         (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 15, got '99'"),
         (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),
         (["4b", "--data", "digits", "--set", "head={norm: svpn}"], "what makes row '0.5K, 9×9': head {'left_dim': 9"),

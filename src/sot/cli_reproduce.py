@@ -48,9 +48,7 @@ def reproduce(
     wanted = tables.choose_tasks(tables.choose_rows(chosen, rows), tasks)
     where = tables.Where(data, texts, imagenet_a, model)
     store = tables.Store(out)
-    if dry_run and data is None:
-        where = tables.Where(tables.IMAGENET, texts, imagenet_a, model)
-    units = tables.plan(wanted, range(seeds), where)
+    units = tables.plan(wanted, range(seeds), where, as_of_imagenet=dry_run)
     if dry_run:
         _show_costs(units, store, where)
         return

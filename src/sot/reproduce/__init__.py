@@ -3,10 +3,9 @@
 from sot.reproduce.cost import Cost, estimate
 from sot.reproduce.report import as_markdown, as_picture, as_table, collect, write_report
 from sot.reproduce.tables import Row, TableOfPaper, choose_rows, choose_tasks, load_table, table_names
-from sot.reproduce.work import IMAGENET, Store, Unit, Where, do, lacks, plan
+from sot.reproduce.work import Store, Unit, Where, do, lacks, plan
 
 __all__ = [
-    "IMAGENET",
     "Cost",
     "Row",
     "Store",

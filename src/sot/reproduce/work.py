@@ -31,7 +31,6 @@ from sot.reproduce.tables import Row
 from sot.train import build_model, data_config, train_images
 
 IMAGENET_A = "imagenet_a"
-IMAGENET = "imagenet"  # stands for its numbers of pictures and classes where nothing is trained
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,14 @@ def _beyond_defaults(settings: Any, defaults: Any) -> dict[str, Any]:
     return {name: value for name, value in asdict(settings).items() if value != usual[name]}
 
 
-def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where) -> list[Unit]:
-    """All units, seed by seed so that every row has a first result early; missing data and models are refused here."""
+def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet: bool = False) -> list[Unit]:
+    """All units, seed by seed so that every row has a first result early; missing data and models are refused here.
+
+    `as_of_imagenet` takes its numbers of pictures and classes for pictures that are not there, to count what it takes.
+    """
     units = []
-    pictures = _describe_pictures(where.data) if any(row.recipe.task == "image" for row in rows) else {}
+    needed = any(row.recipe.task == "image" for row in rows)
+    pictures = _describe_pictures(where.data, as_of_imagenet) if needed else {}
     if pictures and where.imagenet_a is not None:
         columns_for(where.imagenet_a, load_images(where.imagenet_a, val_share=1).labels, pictures["labels"])
     tasks = sorted({task for row in rows for task in row.tasks})
@@ -108,11 +111,11 @@ def task_folder(texts: Path | None, task: str) -> Path | None:
     raise ValueError(f"{texts} has no folder for task {task}")
 
 
-def _describe_pictures(data: str | None) -> dict[str, Any]:
+def _describe_pictures(data: str | None, as_of_imagenet: bool) -> dict[str, Any]:
+    if data is None and as_of_imagenet:
+        return {"train": IMAGENET_PICTURES, "val": 50_000, "labels": [str(number) for number in range(1000)]}
     if data is None:
         raise ValueError("pictures are needed: give --data, as in sot train")
-    if data == IMAGENET:
-        return {"train": IMAGENET_PICTURES, "val": 50_000, "labels": [str(number) for number in range(1000)]}
     pictures = load_images(data)
     return {"train": len(pictures.train), "val": len(pictures.val), "labels": pictures.labels}
 
