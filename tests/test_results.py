@@ -1,6 +1,7 @@
 """The tables of docs/results.md are what the commands make of the results that are kept beside it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,14 @@ def test_the_corruptions_are_in_the_page(folder):
         clean, corrupted = ([each[kind] for each in found] for kind in ("clean", "corrupted"))
         lost = [before - after for before, after in zip(clean, corrupted)]
         assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in PAGE.read_text()
+
+
+def test_summaries_repeat_the_tables():
+    page, readme = PAGE.read_text(), (PAGE.parent.parent / "README.md").read_text()
+    _, summary, tables = re.split(r"^## (?:In short|Pictures from scratch: CIFAR-10)$", page, flags=re.MULTILINE)
+    figures = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", summary + readme[readme.index("Evidence is in") :])
+    assert len(figures) > 30
+    assert [figure for figure in figures if f"| {figure} " not in tables] == []
 
 
 def test_the_losses_of_fine_tuned_texts_are_in_the_page():
