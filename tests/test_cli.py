@@ -67,6 +67,9 @@ def test_convert_reports_every_key_and_writes_the_file(tmp_path):
     assert (tmp_path / "ours.safetensors").is_file()
 
 
+TRAIN = ("train", "--model", "vit_tiny_patch16_224", "--data", "digits", "--out", "run")
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -75,6 +78,8 @@ def test_convert_reports_every_key_and_writes_the_file(tmp_path):
         (["convert", "missing.pth", "out.bin"], "must end in .safetensors, got out.bin"),
         (["convert", "a", "b", "--fusion", "add"], "add"),
         (["modles"], "modles"),
+        ([*TRAIN, "--set", "model_args={foo: 1}"], "cannot be built with {'foo': 1}"),
+        ([*TRAIN, "--set", "img_size=15"], "cannot be built with {'img_size': 15}"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(arguments, message, tmp_path):

@@ -80,6 +80,14 @@ def test_a_users_file(tmp_path):
         ({"erasing": 2}, "erasing must be between 0 and 1"),
         ({"lr": 1e-4, "min_lr": 1e-3}, "min_lr must be between 0 and lr"),
         ({"rand_augment": 9}, "rand_augment must be text"),
+        ({"rand_augment": "foo"}, "as timm writes it, such as rand-m9-mstd0.5-inc1, got 'foo'"),
+        ({"cooldown_epochs": -1}, "cooldown_epochs must be at least 0, got -1"),
+        ({"warmup_epochs": -1}, "warmup_epochs must be at least 0, got -1"),
+        ({"mixup": -1}, "mixup must be at least 0, got -1"),
+        ({"lr": "nan"}, "lr must be at least 0, got nan"),
+        ({"img_size": 0}, "img_size must be at least 1, got 0"),
+        ({"betas": [0.9, 1]}, "betas must be at least 0 and below 1, got"),
+        ({"scale": [1, 0.5]}, "scale must be the smallest and the largest share of a crop, got"),
     ],
 )
 def test_bad_values_are_named(settings, message):
@@ -94,6 +102,10 @@ def test_bad_names_files_and_settings(tmp_path):
         load_recipe("missing.yaml")
     with pytest.raises(ValueError, match="form key=value, got 'lr'"):
         Recipe().changed(["lr"])
+    with pytest.raises(ValueError, match=r"the value of 'head=\{' is not valid YAML"):
+        Recipe().changed(["head={"])
+    with pytest.raises(ValueError, match="this recipe is for task image, got task=text"):
+        Recipe().changed(["task=text"])
     (tmp_path / "broken.yaml").write_text("a: [1")
     with pytest.raises(ValueError, match="not valid YAML"):
         load_recipe(str(tmp_path / "broken.yaml"))

@@ -4,11 +4,13 @@ import csv
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_digits
 from test_cli import sot
 from test_scale import TORCHRUN, launch
@@ -60,6 +62,7 @@ def test_the_presets_differ_in_the_recipe_and_not_in_the_heads():
 def test_rows_and_tasks_are_chosen():
     table = load_table("3b", "cpu")
     assert choose_rows(table, "2, 11-12") == [table.rows[1], table.rows[10], table.rows[11]]
+    assert choose_rows(table, "2,1-3,2") == [table.rows[1], table.rows[0], table.rows[2]]
     for wanted in ("0", "16", "3-99", "a", "3-", "5-3"):
         with pytest.raises(ValueError, match="rows"):
             choose_rows(table, wanted)
@@ -193,10 +196,22 @@ def test_results_of_two_machines_are_merged(finished, tmp_path):
     )
     assert merged.returncode == 0 and "2 results taken" in merged.stdout
     assert (here / "table-1.md").read_text() == (out / "table-1.md").read_text()
-    refused = sot(
-        "reproduce", "1", "--preset", "cpu", "--data", "digits", "--out", here, "--merge", tmp_path, "--report"
-    )
+    options = ("--preset", "cpu", "--data", "digits", *TINY, "--out", here)
+    refused = sot("reproduce", "1", *options, "--merge", tmp_path, "--report")
     assert refused.returncode == 2 and "no folder results" in refused.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[1]", b"\xff\x00"])
+def test_a_damaged_result_counts_as_missing(content, finished, tmp_path, caplog):
+    table, units = units_of("1", "1,3", 2)
+    store = Store(tmp_path)
+    assert store.merge(finished[0]) == 4 and store.merge(finished[0]) == 0
+    damaged = tmp_path / "results" / f"{units[0].key}.json"
+    damaged.write_bytes(content)
+    assert store.result(units[0]) is None and f"{damaged} is damaged" in caplog.text
+    assert len(collect(table, units, store)[0][1]["accuracy"].ours) == 1
+    assert Store(tmp_path / "other").merge(tmp_path) == 3
+    assert store.merge(finished[0]) == 1 and store.result(units[0]) is not None
 
 
 def test_a_key_tells_apart_what_differs_and_nothing_else():
@@ -250,6 +265,12 @@ def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):
     assert cost.macs > 192 * words / 4
 
 
+def test_dry_run_counts_the_seeds_that_are_missing(finished):
+    options = ("--preset", "cpu", "--data", "digits", "--rows", 1, "--seeds", 3, *TINY, "--out", finished[0])
+    result = sot("reproduce", "1", *options, "--dry-run")
+    assert re.search(r"ClassT +│ pictures │ +1 │ +6 │", result.stdout), result.stdout + result.stderr
+
+
 def test_dry_run_of_the_paper_needs_no_data():
     result = sot("reproduce", "4d", "--rows", "6", "--seeds", 1, "--dry-run", "--set", "model_args={embed: naive}")
     assert result.returncode == 0, result.stderr
@@ -284,6 +305,16 @@ def test_texts_too(texts, tmp_path, stand_ins):
     report = (tmp_path / "out" / "table-6.md").read_text()
     for name, fusion in (("class token", "class"), ("class token + ours", "sum")):
         assert f"| {name} | {100 * by_fusion[fusion]['mcc']:.2f} |" in report
+    another = tmp_path / "another" / Path(named[1]).name
+    shutil.copytree(named[1], another)
+    weights = load_file(another / "model.safetensors")
+    save_file({name: 2 * weight for name, weight in weights.items()}, another / "model.safetensors", {"format": "pt"})
+    refused = sot(*words, "--model", another, "--report")
+    assert refused.returncode == 2 and f"is of other weights than {another}: give another --out" in refused.stderr
+    (texts / "CoLA" / "train.tsv").unlink()
+    for untrainable in (("--dry-run",), ()):
+        lacking = sot(*words, *named, *untrainable)
+        assert lacking.returncode == 2 and "task cola needs a training and a development set" in lacking.stderr
 
 
 @pytest.mark.parametrize(
@@ -298,6 +329,11 @@ def test_texts_too(texts, tmp_path, stand_ins):
         (["4b", "--data", "digits", "--set", "head={norm: svpn}"], "what makes row '0.5K, 9×9': head {'left_dim': 9"),
         (["4d", "--data", "digits", "--set", "head.norm=ln"], "{'norm': 'none'} to {'norm': 'ln'}"),
         (["1", "--data", "digits", "--imagenet-a", "nowhere"], "unknown data 'nowhere'"),
+        (["1", "--data", "digits", "--set", "seed=7"], "seed cannot be set"),
+        (
+            ["4d", "--data", "digits", "--set", "train_samples=5000"],
+            "there are 1438 samples to draw from, fewer than 5000",
+        ),
         (["3a", "--data", "digits", "--set", "model_args={depth: 2}"], "{'embed': 'naive'} to {'embed': None}"),
     ],
 )

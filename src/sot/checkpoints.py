@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import shutil
 from pathlib import Path
+
+from sot.files import digest, read_object
 
 logger = logging.getLogger("sot")
 MANIFEST = "manifest.json"
@@ -16,7 +17,7 @@ UNFINISHED = "unfinished"  # where a checkpoint is written, in the folder of its
 
 def finish_checkpoint(folder: Path, target: Path) -> None:
     """Record what the folder holds, and move it into place in one step."""
-    manifest = {str(file.relative_to(folder)): _digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    manifest = {str(file.relative_to(folder)): digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     (folder / MANIFEST).write_text(json.dumps(manifest))
     for file in folder.rglob("*"):
         if file.is_file():
@@ -26,19 +27,11 @@ def finish_checkpoint(folder: Path, target: Path) -> None:
     folder.replace(target)
 
 
-def _digest(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint holds every file it was written with, unchanged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        return all(_digest(folder / name) == digest for name, digest in manifest.items())
+        manifest = read_object(folder / MANIFEST)
+        return all(digest(folder / name) == expected for name, expected in manifest.items())
     except (OSError, ValueError):
         return False
 

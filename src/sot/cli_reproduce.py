@@ -98,12 +98,14 @@ def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
     from sot.reproduce import estimate
 
     missing = [unit for unit in units if store.result(unit) is None]
-    first = [unit for unit in missing if unit.recipe.seed == 0]
+    first: dict[tuple[str, str | None], Unit] = {}
+    for unit in missing:
+        first.setdefault((unit.row.name, unit.task), unit)
     shown = Table("row", "task", caption="Hours: on this machine, from one small step; reading data comes on top.")
     for heading in ("trainings", "steps", "MACs P", "hours"):
         shown.add_column(heading, justify="right")
     total = [0.0, 0.0, 0.0]
-    for unit in progress(first, "Timing"):
+    for unit in progress(first.values(), "Timing"):
         cost = estimate(unit, where)
         times = sum(other.row.name == unit.row.name and other.task == unit.task for other in missing)
         figures = (times * cost.steps, times * cost.macs / 1e15, times * cost.hours)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +19,12 @@ CHOICES = {
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("float32", "bfloat16", "float16"),
 }
+LEAST = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "img_size": 1}
+NOT_NEGATIVE = (
+    *("cooldown_epochs", "lr", "warmup_epochs", "warmup_lr", "adam_epsilon", "weight_decay", "max_grad_norm"),
+    *("layer_decay", "head_lr_multiplier", "train_samples", "mixup", "cutmix", "color_jitter", "seed"),
+)
+SHARES = ("erasing", "flip", "label_smoothing", "drop_path", "ema")
 
 
 @dataclass(frozen=True)
@@ -73,15 +80,9 @@ class Recipe:
         for name, accepted in CHOICES.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
-        least = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "train_samples": 0}
-        for name, smallest in least.items():
-            if getattr(self, name) < smallest:
-                raise ValueError(f"{name} must be at least {smallest}, got {getattr(self, name)}")
-        for name in ("erasing", "flip", "label_smoothing", "drop_path", "ema"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
-        if not 0 <= self.min_lr <= self.lr:
-            raise ValueError(f"min_lr must be between 0 and lr = {self.lr}, got {self.min_lr}")
+        _check_numbers(self)
+        if self.rand_augment is not None:
+            _check_augmentation(self.rand_augment)
         HeadConfig.from_dict(self.head)
 
     @classmethod
@@ -100,11 +101,16 @@ class Recipe:
             name, separator, value = setting.partition("=")
             if not separator:
                 raise ValueError(f"a setting has the form key=value, got {setting!r}")
-            parsed = yaml.safe_load(value)
+            try:
+                parsed = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ValueError(f"the value of {setting!r} is not valid YAML") from None
             if name.startswith("head."):
                 values["head"] = {**values["head"], name.removeprefix("head."): parsed}
             else:
                 values[name] = parsed
+        if values["task"] != self.task:
+            raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
         return Recipe.from_dict(values)
 
     def with_head(self, settings: Mapping[str, Any]) -> Recipe:
@@ -115,6 +121,33 @@ class Recipe:
         """The recipe as it stands, every key of it."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for name, smallest in {**LEAST, **dict.fromkeys(NOT_NEGATIVE, 0)}.items():
+        value = getattr(recipe, name)
+        if value is not None and not smallest <= value < math.inf:
+            raise ValueError(f"{name} must be at least {smallest}, got {value}")
+    for name in SHARES:
+        if not 0 <= getattr(recipe, name) <= 1:
+            raise ValueError(f"{name} must be between 0 and 1, got {getattr(recipe, name)}")
+    if not 0 <= recipe.min_lr <= recipe.lr:
+        raise ValueError(f"min_lr must be between 0 and lr = {recipe.lr}, got {recipe.min_lr}")
+    if not all(0 <= beta < 1 for beta in recipe.betas):
+        raise ValueError(f"betas must be at least 0 and below 1, got {list(recipe.betas)}")
+    if not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
+        raise ValueError(f"scale must be the smallest and the largest share of a crop, got {list(recipe.scale)}")
+
+
+def _check_augmentation(name: str) -> None:
+    from timm.data.auto_augment import rand_augment_transform
+
+    try:
+        rand_augment_transform(name, {})
+    except (AssertionError, ValueError, KeyError, NotImplementedError):
+        raise ValueError(
+            f"rand_augment must be as timm writes it, such as rand-m9-mstd0.5-inc1, got {name!r}"
+        ) from None
 
 
 def _exactly(kind: type) -> Callable[[Any], Any]:

@@ -15,10 +15,20 @@ from transformers.utils import logging
 
 from sot.checkpoints import UNFINISHED, last_whole_checkpoint
 from sot.engine import SoTTrainer
-from sot.files import as_csv, as_png, write_atomically
+from sot.files import as_csv, as_png, read_object, write_atomically
 from sot.recipe import Recipe
 
 RUN_FILE = "run.json"
+
+
+def full_name(name: str) -> str:
+    """A local path in full, so that it means the same from everywhere; any other name as it is."""
+    if name == "digits":  # the built-in set, even where there is a folder of this name
+        return name
+    if Path(name).exists():
+        return str(Path(name).resolve())
+    kind, _, root = name.partition("@")
+    return f"{kind}@{Path(root).resolve()}" if root and kind.startswith(("torch/", "wds/")) else name
 
 
 def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
@@ -43,9 +53,12 @@ def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
     file = out / RUN_FILE
     if not file.is_file():
         raise ValueError(f"{out} is not the folder of a run: it has no {RUN_FILE}")
-    before = json.loads(file.read_text())
+    before = read_object(file)
     for name, value in identity.items():
-        if before.get(name) != value:
+        same = before.get(name) == value
+        if name in ("model", "data") and isinstance(before.get(name), str):  # however a path is spelt
+            same = full_name(before[name]) == full_name(value)
+        if not same:
             was = "another recipe" if name == "recipe" else f"{name} {before.get(name)!r}, not {value!r}"
             raise ValueError(f"{out} is a run of {was}: resume it as it was started, or choose another folder")
 

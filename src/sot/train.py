@@ -27,11 +27,12 @@ from sot.data.images import (
 )
 from sot.data.sources import ImageData, Stream, part_of
 from sot.engine import SoTTrainer
+from sot.files import one_line
 from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
-from sot.run import execute, open_run, show_bars_on_terminals_only
+from sot.run import execute, full_name, open_run, show_bars_on_terminals_only
 
 
 def compilers() -> tuple[str, str]:
@@ -105,10 +106,10 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
     def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
         try:
             return equip(name, head=chosen, model_args=model_args, **options)
-        except TypeError:  # a model that takes images of any size has no such argument
-            return equip(
-                name, head=chosen, model_args={k: v for k, v in model_args.items() if k != "img_size"}, **options
-            )
+        except (TypeError, RuntimeError, AssertionError) as error:
+            if isinstance(error, TypeError) and "img_size" in model_args:  # not of models that take any size
+                return make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
+            raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
 
     if head is not None:
         return make(head, arguments)
@@ -200,7 +201,7 @@ def train_images(
     args = training_arguments(recipe, out, options)
     if isinstance(pictures.train, Stream):
         pictures.train.check_readers(args.world_size, workers)
-    open_run(out, identity, recipe, resume, overwrite)
+    open_run(out, {**identity, "data": full_name(data)}, recipe, resume, overwrite)
     trainer = make_trainer(built, pictures, recipe, args)
     return execute(trainer, identity, recipe, out, resume, pictures.labels)
 

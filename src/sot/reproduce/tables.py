@@ -55,6 +55,8 @@ def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfP
         raise ValueError(f"unknown table {name!r}; accepted: {', '.join(table_names())}")
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; accepted: {', '.join(PRESETS)}")
+    if any(setting.startswith("seed=") for setting in settings):
+        raise ValueError("seed cannot be set: a table is trained with the seeds 0, 1, …, as many as --seeds says")
     if name in load_comparisons():
         return _comparison(load_comparisons()[name], preset, settings)
     values = yaml.safe_load((resources.files("sot") / "tables" / f"{name}.yaml").read_text())
@@ -113,7 +115,7 @@ def choose_rows(table: TableOfPaper, wanted: str | None) -> list[Row]:
     """Rows by their numbers, counted from 1, such as `1,3-5`; all of them without a choice."""
     if not wanted:
         return table.rows
-    chosen: list[Row] = []
+    chosen: dict[int, Row] = {}  # each once, or it would count as another seed
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
@@ -121,5 +123,5 @@ def choose_rows(table: TableOfPaper, wanted: str | None) -> list[Row]:
         numbers = range(int(first), int(last or first) + 1)
         if not numbers or numbers[0] < 1 or numbers[-1] > len(table.rows):
             raise ValueError(f"table {table.name} has rows 1 to {len(table.rows)}, got {part.strip()!r}")
-        chosen += [table.rows[number - 1] for number in numbers]
-    return chosen
+        chosen |= {number: table.rows[number - 1] for number in numbers}
+    return list(chosen.values())

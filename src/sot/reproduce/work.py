@@ -6,9 +6,11 @@ of several machines are merged by copying files.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-import shutil
+import logging
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,15 +23,17 @@ import sot
 from sot.core.head import HeadConfig
 from sot.data.imagenet import columns_for
 from sot.data.images import load_images
+from sot.data.sources import drawn
 from sot.data.text import TextData, load_task
 from sot.evaluate import open_images
-from sot.files import write_atomically
+from sot.files import digest, write_atomically
 from sot.finetune import build_text_model, fine_tune
 from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure
 from sot.recipe import Recipe
 from sot.reproduce.tables import Row
 from sot.train import build_model, data_config, train_images
 
+logger = logging.getLogger("sot")
 IMAGENET_A = "imagenet_a"
 
 
@@ -65,12 +69,25 @@ class Unit:
         recipe["head"] = None if self.head is None else _beyond_defaults(self.head, HeadConfig())
         for words in ("about", "grid"):
             recipe.pop(words, None)
-        return {"model": Path(self.model).name, "task": self.task, "data": self.about_data, "recipe": recipe}
+        model = Path(os.path.abspath(self.model)).name  # "." too, and a link by its own name
+        return {"model": model, "task": self.task, "data": self.about_data, "recipe": recipe}
 
     @property
     def key(self) -> str:
         """Name of its files."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """Of the weights of a text model that is a folder, which may be called like another; None of one of the hub."""
+        return None if self.task is None else _fingerprint(os.path.abspath(self.model))
+
+
+@functools.cache
+def _fingerprint(folder: str) -> str | None:
+    files = [*Path(folder).glob("config.json"), *sorted(Path(folder).glob("*.safetensors"))]
+    together = "".join(map(digest, files)).encode()
+    return hashlib.sha256(together).hexdigest()[:16] if files else None
 
 
 def _beyond_defaults(settings: Any, defaults: Any) -> dict[str, Any]:
@@ -89,7 +106,10 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
     if pictures and where.imagenet_a is not None:
         columns_for(where.imagenet_a, load_images(where.imagenet_a, val_share=1).labels, pictures["labels"])
     tasks = sorted({task for row in rows for task in row.tasks})
-    texts = {task: _describe_texts(load_task(task, task_folder(where.texts, task))) for task in tasks}
+    texts = {task: _describe_texts(task, load_task(task, task_folder(where.texts, task))) for task in tasks}
+    for row in rows:
+        for about in [texts[task] for task in row.tasks] or [pictures]:
+            drawn(about["train"], row.recipe.train_samples)  # refuses more than there are
     for seed in seeds:
         for row in rows:
             model = row.model or where.model
@@ -120,8 +140,22 @@ def _describe_pictures(data: str | None, as_of_imagenet: bool) -> dict[str, Any]
     return {"train": len(pictures.train), "val": len(pictures.val), "labels": pictures.labels}
 
 
-def _describe_texts(texts: TextData) -> dict[str, Any]:
-    return {"train": len(texts.train or ()), "val": len(texts.dev or ()), "labels": texts.labels}
+def _describe_texts(task: str, texts: TextData) -> dict[str, Any]:
+    if texts.train is None or texts.dev is None:
+        raise ValueError(f"task {task} needs a training and a development set")
+    return {"train": len(texts.train), "val": len(texts.dev), "labels": texts.labels}
+
+
+def _read_result(file: Path) -> dict[str, Any] | None:
+    """What was kept, or nothing of a file that is damaged."""
+    try:
+        result = json.loads(file.read_bytes())
+        if isinstance(result["scores"], dict):
+            return dict(result)
+    except (ValueError, KeyError, TypeError):
+        pass
+    logger.warning("The result %s is damaged: it counts as missing.", file)
+    return None
 
 
 class Store:
@@ -133,7 +167,10 @@ class Store:
     def result(self, unit: Unit) -> dict[str, Any] | None:
         """What the unit scored, if it has been trained."""
         file = self.results / f"{unit.key}.json"
-        return dict(json.loads(file.read_text())) if file.is_file() else None
+        result = _read_result(file) if file.is_file() else None
+        if result is None or None in (known := {result.get("fingerprint"), unit.fingerprint}) or len(known) == 1:
+            return result
+        raise ValueError(f"{file} is of other weights than {unit.model}: give another --out")
 
     def run(self, unit: Unit) -> Path:
         """Folder of its training."""
@@ -142,7 +179,8 @@ class Store:
     def keep(self, unit: Unit, result: Mapping[str, Any]) -> None:
         """Write a result."""
         self.results.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({**unit.identity, **result}, indent=1)
+        named = {} if unit.fingerprint is None else {"fingerprint": unit.fingerprint}
+        text = json.dumps({**unit.identity, **named, **result}, indent=1)
         write_atomically(self.results / f"{unit.key}.json", text + "\n")
 
     def merge(self, other: Path) -> int:
@@ -150,10 +188,13 @@ class Store:
         if not (other / "results").is_dir():
             raise ValueError(f"{other} has no folder results: it is not what sot reproduce --out wrote")
         self.results.mkdir(parents=True, exist_ok=True)
-        missing = [f for f in sorted((other / "results").glob("*.json")) if not (self.results / f.name).exists()]
-        for file in missing:
-            shutil.copy(file, self.results)
-        return len(missing)
+        taken = 0
+        for file in sorted((other / "results").glob("*.json")):
+            ours = self.results / file.name
+            if not (ours.is_file() and _read_result(ours)) and _read_result(file):
+                write_atomically(ours, file.read_bytes())
+                taken += 1
+        return taken
 
 
 def lacks(unit: Unit, store: Store, where: Where) -> bool:

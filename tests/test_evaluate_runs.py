@@ -1,0 +1,30 @@
+"""What a run remembers of its data and model, wherever it is resumed or evaluated from."""
+
+import pytest
+
+from sot.checkpoints import is_whole
+from sot.recipe import Recipe
+from sot.run import full_name, open_run
+
+
+def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatch):
+    for name in ("data", "model", "digits"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    recipe, out = Recipe(), tmp_path / "run"
+
+    def resume(data, model):
+        open_run(out, {"command": "train", "model": model, "data": data}, recipe, resume=True, overwrite=False)
+
+    for data, model in (("data", "model"), ("./data", "./model"), (str(tmp_path / "data"), str(tmp_path / "model"))):
+        resume(data, model)
+    for data, model, message in (("model", "model", "data"), ("data", "data", "model"), ("digits", "model", "data")):
+        with pytest.raises(ValueError, match=f"run is a run of {message} '.*', not '{data}'"):
+            resume(data, model)
+    assert full_name("digits") == "digits" != full_name("./digits") and full_name("hfds/a") == "hfds/a"
+    assert full_name("wds/a@data") == f"wds/a@{(tmp_path / 'data').resolve()}"
+    (out / "run.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"run\.json is damaged: it holds '\[\]', not an object of JSON"):
+        resume("data", "model")
+    (out / "manifest.json").write_text("[]")
+    assert not is_whole(out)
