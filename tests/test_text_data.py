@@ -39,9 +39,9 @@ def test_mrpc_begins_with_a_mark_and_has_pairs(tmp_path):
 def test_labels_by_name_and_scores_to_regress(tmp_path):
     write(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tlabel\n0\ta\tb\tnot_entailment\n")
     assert load_task("rte", tmp_path).dev.labels == [1.0]
-    write(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.250\n")
+    write(tmp_path, "dev.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.250\n1\tc\td\t0\n")
     scores = load_task("stsb", tmp_path)
-    assert scores.dev.labels == [3.25] and scores.labels is None and scores.metric == "pearson"
+    assert scores.dev.labels == [3.25, 0.0] and scores.labels is None and scores.metric == "pearson"
 
 
 def test_tables_in_three_formats_give_the_same_data(tmp_path):

@@ -14,6 +14,7 @@ from sot.data.text import TextData, TextSplit
 from sot.engine import SoTTrainer
 from sot.metrics import text_scores
 from sot.models.equip import equip
+from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForSequenceClassification
 from sot.recipe import Recipe
 from sot.run import execute, open_run, show_bars_on_terminals_only
@@ -52,6 +53,8 @@ def build_text_model(
         raise ValueError(f"{model} is a model for images; accepted: a text model of Hugging Face, by name or folder")
     if built.processor is None:
         raise ValueError(f"{model} has no tokenizer beside it")
+    splits = (split for split in (data.train, data.dev) if split is not None)
+    check_length(built, recipe.max_length, any(split.pairs is not None for split in splits))
     return built
 
 

@@ -50,12 +50,23 @@ def _classes(score: Callable[[Array, Array], float]) -> Callable[[Array, Array],
     return lambda logits, labels: float(score(labels.astype(int), logits.argmax(1)))
 
 
+def _correlation(score: Callable[[Array, Array], Any]) -> Callable[[Array, Array], float]:
+    """A correlation, 0 where either side is constant: it is not defined there, and scikit-learn has Matthews' as 0."""
+
+    def value(logits: Array, labels: Array) -> float:
+        predicted = logits.reshape(-1)
+        constant = np.ptp(predicted) == 0 or np.ptp(labels) == 0
+        return 0.0 if constant else float(score(predicted, labels).statistic)
+
+    return value
+
+
 TEXT_SCORES: dict[str, Callable[[Array, Array], float]] = {
     "accuracy": _classes(lambda labels, predicted: float((labels == predicted).mean())),
     "mcc": _classes(matthews_corrcoef),
     "f1": _classes(f1_score),
-    "pearson": lambda logits, labels: float(pearsonr(logits.reshape(-1), labels).statistic),
-    "spearman": lambda logits, labels: float(spearmanr(logits.reshape(-1), labels).statistic),
+    "pearson": _correlation(pearsonr),
+    "spearman": _correlation(spearmanr),
 }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,10 @@ def load_task(name: str, data: str | Path | None) -> TextData:
         columns = task.hub_columns or task.columns
     else:
         tables, columns = _glue_files(Path(data), task), task.columns
+    for source, rows in tables.values():
+        _check_rows(rows, columns, source)
+    if labels is None and "dev" in tables and len(tables["dev"][1]) < 2:
+        raise ValueError(f"{tables['dev'][0]} has one row, and a correlation needs at least two")
     splits = {key: _split(rows, columns, labels, source) for key, (source, rows) in tables.items()}
     return TextData(splits.get("train"), splits.get("dev"), labels, task.metric)
 
@@ -162,7 +167,11 @@ def load_set(spec: str, columns: Columns, labels: list[str] | None = None) -> Te
 def _rows(dataset: Any) -> list[Row]:
     """Rows with the names of classes in place of their numbers."""
     named = {name: kind.int2str for name, kind in dataset.features.items() if hasattr(kind, "int2str")}
-    return [{**row, **{name: to_name(row[name]) for name, to_name in named.items()}} for row in dataset]
+
+    def names(row: Row) -> Row:
+        return {name: to_name(row[name]) for name, to_name in named.items() if row[name] is not None}
+
+    return [{**row, **names(row)} for row in dataset]
 
 
 def load_table(train: Path | None, dev: Path | None, columns: Columns, labels: list[str] | None = None) -> TextData:
@@ -175,7 +184,7 @@ def _from_tables(
     tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None = None
 ) -> TextData:
     for source, rows in tables.values():
-        _check_columns(rows, columns, source)
+        _check_rows(rows, columns, source)
     if labels is None:
         _, rows = tables.get("train") or tables["dev"]
         labels = sorted({str(row[columns.label]) for row in rows}, key=_by_number_then_name)
@@ -195,14 +204,28 @@ def read_rows(file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
     if not file.is_file():
         raise FileNotFoundError(f"no such file: {file}")
     with file.open(encoding="utf-8-sig", newline="") as lines:
-        if file.suffix == ".jsonl":
-            yield from (_parse(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
-        elif file.suffix == ".csv":
-            yield from csv.DictReader(lines)
-        elif file.suffix in (".tsv", ".txt"):
-            yield from csv.DictReader(lines, fieldnames=header, delimiter="\t", quoting=csv.QUOTE_NONE)
-        else:
-            raise ValueError(f"{file} must be .csv, .tsv, .txt or .jsonl")
+        try:
+            yield from _parsed(lines, file, header)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{file} is not text in UTF-8: {error}") from error
+
+
+def _parsed(lines: Iterable[str], file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
+    if file.suffix == ".jsonl":
+        yield from (_parse(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
+    elif file.suffix == ".csv":
+        yield from _cells(csv.DictReader(lines), file)
+    elif file.suffix in (".tsv", ".txt"):
+        yield from _cells(csv.DictReader(lines, fieldnames=header, delimiter="\t", quoting=csv.QUOTE_NONE), file)
+    else:
+        raise ValueError(f"{file} must be .csv, .tsv, .txt or .jsonl")
+
+
+def _cells(reader: csv.DictReader[str], file: Path) -> Iterator[Row]:
+    try:
+        yield from reader
+    except csv.Error as error:  # a cell of more than 131,072 characters, mostly for want of a closing quote
+        raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error  # where the row begins
 
 
 def _parse(line: str, where: str) -> Row:
@@ -215,16 +238,19 @@ def _parse(line: str, where: str) -> Row:
     return row
 
 
-def _check_columns(rows: list[Row], columns: Columns, file: str) -> None:
+def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
+    """Refuse a table that lacks a column, or a cell of one: only a text may be empty."""
     if not rows:
         raise ValueError(f"{file} has no rows")
-    for name in (columns.text, columns.pair, columns.label):
-        if name is not None and name not in rows[0]:
+    for name in filter(None, (columns.text, columns.pair, columns.label)):
+        if name not in rows[0]:
             raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(str, rows[0]))}")
+        for number, row in enumerate(rows, 1):
+            if row.get(name) is None or (name == columns.label and row[name] == ""):
+                raise ValueError(f"{file}, row {number}: nothing in column {name!r}")
 
 
 def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str) -> TextSplit:
-    _check_columns(rows, columns, file)
     numbers = {} if labels is None else {name: float(i) for i, name in enumerate(labels)}
     numbers |= {str(i): float(i) for i in range(len(numbers)) if str(i) not in numbers}  # GLUE writes some as numbers
     values = []
@@ -232,9 +258,19 @@ def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: st
         value = str(row[columns.label])
         if labels is not None and value not in numbers:
             raise ValueError(f"{file}, row {number}: label {value!r} is none of {', '.join(labels)}")
-        values.append(float(value) if labels is None else numbers[value])
+        values.append(_score(value, f"{file}, row {number}") if labels is None else numbers[value])
     pairs = None if columns.pair is None else [str(row[columns.pair]) for row in rows]
     return TextSplit([str(row[columns.text]) for row in rows], pairs, values)
+
+
+def _score(value: str, where: str) -> float:
+    try:
+        score = float(value)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise ValueError(f"{where}: score {value!r} is not a finite number")
+    return score
 
 
 def _from_pairs(rows: list[tuple[str, int]]) -> TextSplit:

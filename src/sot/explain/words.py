@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sot.explain.branches import parts_of, split_logits
 from sot.explain.reading import Reading
 from sot.explain.relevance import global_attentions, token_relevance
+from sot.models.from_transformers import position_limit
 from sot.models.modeling import SoTForSequenceClassification
 
 TEXT_METHODS = ("relevance", "gradient")
@@ -51,13 +52,8 @@ class Words:
 
 def token_limit(model: SoTForSequenceClassification, tokenizer: Any) -> int:
     """How many tokens of a text the model can read."""
-    limits = [MAX_TOKENS, tokenizer.model_max_length]
-    for name, module in model.backbone.named_modules():
-        last = name.rpartition(".")[2]
-        if isinstance(module, nn.Embedding) and ("position" in last or last == "wpe"):
-            offset = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
-            limits.append(module.num_embeddings - offset)
-    return int(min(limits))
+    positions = position_limit(model.backbone)
+    return int(min(MAX_TOKENS, tokenizer.model_max_length, MAX_TOKENS if positions is None else positions))
 
 
 def split_words(model: SoTForSequenceClassification, tokenizer: Any, text: str, pair: str | None = None) -> Words:

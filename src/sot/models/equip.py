@@ -34,7 +34,13 @@ from sot.models.from_timm import (
     timm_name,
     timm_processor,
 )
-from sot.models.from_transformers import copy_config, ensure_padding, find_class_position, transformers_layout
+from sot.models.from_transformers import (
+    copy_config,
+    ensure_padding,
+    find_class_position,
+    knows_words,
+    transformers_layout,
+)
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
 
 logger = logging.getLogger("sot")
@@ -218,9 +224,10 @@ def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
     """The image processor or tokenizer of a name or folder, if it has one."""
     loader = AutoImageProcessor if source.main_input_name == "pixel_values" else AutoTokenizer
     try:
-        return loader.from_pretrained(name, trust_remote_code=trust) if name else None
+        found = loader.from_pretrained(name, trust_remote_code=trust) if name else None
     except (OSError, ValueError, ImportError, TypeError, KeyError):
         return None
+    return found if found is None or loader is AutoImageProcessor or knows_words(found) else None
 
 
 def _equip_vision(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from timm.models import load_model_config_from_hf
 from torch import nn
 from transformers import BitImageProcessor
 
+from sot.files import read_object
 from sot.models.configuration import check_depth
 from sot.models.embedding import replace_embedding
 from sot.models.tokens import Layout, as_branches, find_layout, timm_features
@@ -25,8 +25,7 @@ def folder_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder} is not a model: it has no config.json")
-    config: dict[str, Any] = json.loads(file.read_text())
-    return config
+    return read_object(file)
 
 
 def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
 
 from sot.models.configuration import check_depth
@@ -52,6 +53,34 @@ def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
         model.backbone.resize_token_embeddings(len(tokenizer))
         model.config.backbone_config = model.backbone.config
     model.config.pad_token_id = model.backbone.config.pad_token_id = tokenizer.pad_token_id
+
+
+def knows_words(tokenizer: Any) -> bool:
+    """Whether it was read from files: AutoTokenizer makes one of special tokens alone where there are none."""
+    made = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, "▁"}  # T5's space among them
+    return any(word not in made for word in tokenizer.get_vocab())
+
+
+def check_length(model: SoTForSequenceClassification, max_length: int, pairs: bool) -> None:
+    """Refuse to cut texts where no word is left, or where there are no positions for all tokens."""
+    least = 1 + int(model.processor.num_special_tokens_to_add(pair=pairs))  # below, tokenizers cut nothing at all
+    most = position_limit(model.backbone)
+    if max_length < least or (most is not None and max_length > most):
+        accepted = f"at least {least}" if most is None else f"between {least} and {most}"
+        raise ValueError(f"max_length must be {accepted} tokens for this model, got {max_length}")
+
+
+def position_limit(backbone: nn.Module) -> int | None:
+    """How many tokens the table of positions is for; None where positions are relative or rotary."""
+    declared = getattr(backbone.config, "max_position_embeddings", None)
+    limits = []
+    for name, module in backbone.named_modules():
+        last = name.rpartition(".")[2]
+        if declared and isinstance(module, nn.Embedding) and ("position" in last or last == "wpe"):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa counts from there
+            if module.num_embeddings >= declared:  # smaller ones are for pictures
+                limits.append(min(declared, module.num_embeddings - first))  # BART has more than it declares
+    return min(limits, default=None)
 
 
 def find_class_position(config: PreTrainedConfig) -> str:

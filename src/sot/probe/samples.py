@@ -20,6 +20,7 @@ from sot.data.sources import Stream, file_name
 from sot.data.text import TextSplit
 from sot.finetune import TextSet
 from sot.models.equip import Equipped
+from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.models.tokens import Tokens
 
@@ -66,6 +67,9 @@ def text_samples(
     if model.processor is None:
         raise ValueError("the model has no tokenizer beside it")
     _check_any(split, name)
+    if regression and len(split) < 2:
+        raise ValueError(f"{name} has one sample, and a correlation needs at least two")
+    check_length(model, max_length, split.pairs is not None)
     texts = TextSet(split, model.processor, max_length, regression)
     lengths = [len(ids) for ids in texts.encoded["input_ids"]]
     order = sorted(range(len(texts)), key=lengths.__getitem__)
@@ -95,14 +99,27 @@ def encode(model: Equipped, batch: dict[str, Tensor]) -> Tokens:
 
 
 def picture_digest(source: Any) -> str:
-    """Files by name, size and time; what is no file by the pixels of some pictures."""
-    files = [Path(file_name(source, index)) for index in range(len(source))]
-    if all(file.is_file() for file in files):
-        stats = ((file, file.stat()) for file in files)
-        return _digest(f"{file}|{stat.st_size}|{stat.st_mtime_ns}".encode() for file, stat in stats)
+    """Files by name, size and time; what is no file by the pixels of some pictures, and by the .tar it is in."""
+    files, archive = [Path(file_name(source, index)) for index in range(len(source))], _archive(source)
+    if not archive and all(file.is_file() for file in files):
+        return _digest(map(_file_state, files))
     rows = np.linspace(0, len(source) - 1, min(len(source), PICTURES_TO_COMPARE)).astype(int)
     pictures = (source[int(row)] for row in rows)
-    return _digest([*(str(file).encode() for file in files), *(p.tobytes() + bytes([n % 256]) for p, n in pictures)])
+    parts = [*(str(file).encode() for file in files), *(p.tobytes() + bytes([n % 256]) for p, n in pictures)]
+    return _digest([*parts, *map(_file_state, archive)])
+
+
+def _file_state(file: Path) -> bytes:
+    stat = file.stat()
+    return f"{file}|{stat.st_size}|{stat.st_mtime_ns}".encode()
+
+
+def _archive(source: Any) -> list[Path]:
+    """The .tar file that pictures are read from, if they are."""
+    while hasattr(source, "source"):  # a part of it
+        source = source.source
+    root = getattr(getattr(source, "items", None), "root", None)  # of timm's reader
+    return [Path(root)] if root is not None and Path(root).is_file() else []
 
 
 def model_identity(model: Equipped) -> dict[str, str]:
