@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 from importlib import resources
 
 import numpy as np
@@ -161,7 +162,8 @@ def test_all_of_a_folder_is_scored_unless_the_model_was_trained_on_it(three, tmp
     settings = ["epochs=1", "batch_size=8", "img_size=32", "seed=5", "head={heads: 2, left_dim: 3, right_dim: 3}"]
     options = [word for setting in settings for word in ("--set", setting)]
     data = three / "data"
-    result = sot("train", "--model", "test_vit", "--data", data, "--out", run, "--logger", "none", *options)
+    command = ["train", "--model", "test_vit", "--data", "data", "--out", run, "--logger", "none"]
+    result = sot(*command, *options, cwd=three)
     assert result.returncode == 0, result.stderr
     own = json.loads(sot("evaluate", run, "--data", data, "--json").stdout)
     last = json.loads((run / "metrics.json").read_text())[-1]
@@ -170,6 +172,10 @@ def test_all_of_a_folder_is_scored_unless_the_model_was_trained_on_it(three, tmp
     (tmp_path / "other").symlink_to(data)
     same = json.loads(sot("evaluate", run, "--data", tmp_path / "other", "--json").stdout)
     assert same == own
+    file = run / "run.json"
+    assert json.loads(file.read_text())["data"] == str(data.resolve())
+    file.write_text(file.read_text().replace(str(data.resolve()), "data"))  # as versions before wrote it
+    assert json.loads(sot("evaluate", run, "--data", data, "--json", cwd=three).stdout) == own
     other = sot("evaluate", three / "model", "--data", data, "--json")
     assert sum(samples for _, samples, _, _ in json.loads(other.stdout)["classes"]) == 60
 
@@ -195,6 +201,20 @@ def test_what_cannot_be_evaluated_is_one_sentence(three, tmp_path):
         result = sot("evaluate", *arguments)
         assert result.returncode == 2 and message in result.stderr, result.stderr
         assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    for file, content, message in (
+        ("config.json", b"[]", "config.json is damaged: it holds '[]', not an object of JSON"),
+        ("config.json", b"\xff", "config.json is damaged: 'utf-8' codec"),
+        ("config.json", b"{}", "damaged names no classes: it is not a model that sot trained"),
+        ("run.json", b"[]", "run.json is damaged: it holds '[]', not an object of JSON"),
+        ("model.safetensors", b"", "the weights in"),
+    ):
+        shutil.copytree(model, tmp_path / "damaged", dirs_exist_ok=True)
+        (tmp_path / "damaged" / file).write_bytes(content)
+        task = ["--task", "cola"] if content == b"{}" else []
+        result = sot("evaluate", tmp_path / "damaged", "--data", data, *task)
+        assert result.returncode == 2 and message in result.stderr, result.stderr
+        assert "Traceback" not in result.stderr and len(result.stderr.strip().splitlines()) == 1
+        (tmp_path / "damaged" / "run.json").unlink(missing_ok=True)
     for arguments, message in (
         ([tmp_path / "nowhere", "x.png"], "nowhere is not a model"),
         ([model], "nothing to predict"),
@@ -245,10 +265,12 @@ def test_tables_that_do_not_fit_the_model_are_refused(sentences, tmp_path):
         table.write_text(text)
         result = sot("evaluate", sentences / "run", "--data", table, *options)
         assert result.returncode == 2 and message in result.stderr, result.stderr
+    (tmp_path / "dev.tsv").write_text("sentence1\tsentence2\tscore\n" + "a cat\tthe cat\t2.5\nthe cats\ta\t1.0\n")
     for options, message in (
         ([], "name a --task, or give --data a table"),
         (["--data", tmp_path / "no.csv"], "no such file"),
         (["--task", "acceptability"], "the classes of the data (unacceptable, acceptable) are not the model's"),
+        (["--task", "stsb", "--data", tmp_path], "run predicts classes (right, wrong)"),
     ):
         result = sot("evaluate", sentences / "run", *options)
         assert result.returncode == 2 and message in result.stderr, result.stderr

@@ -1,6 +1,13 @@
 """The cache of what a frozen backbone makes of pictures and texts."""
 
 import json
+import os
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -98,15 +105,26 @@ def cut_off(folder):
     file.write_bytes(file.read_bytes()[:-1000])
 
 
+def edit_record(folder, **changed):
+    file = folder / "cache.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+
 @pytest.mark.parametrize(
     "damage, again",
     [
         (damage_a_number, [16]),
         (cut_off, [16]),
-        (lambda folder: (folder / "class.npy").unlink(), [64, 16]),
-        (lambda folder: (folder / "labels.npy").write_bytes(b"nothing"), [64, 16]),
+        (lambda folder: (folder / "class.npy").unlink(), [1, 64, 16]),
+        (lambda folder: (folder / "labels.npy").write_bytes(b"nothing"), [1, 64, 16]),
         (lambda folder: (folder / "cache.json").write_text("{"), [1, 64, 16]),
         (lambda folder: (folder / "cache.json").write_text("[]"), [1, 64, 16]),
+        (lambda folder: (folder / "cache.json").write_bytes(b"\xff"), [1, 64, 16]),
+        (partial(edit_record, words=7), [1, 64, 16]),
+        (partial(edit_record, words="9"), [1, 64, 16]),
+        (partial(edit_record, words=7, checksums=[None, None]), [1, 64, 16]),
+        (partial(edit_record, seconds=[None, 1.0]), [1, 64, 16]),
+        (partial(edit_record, checksums=["12", 3]), [1, 64, 16]),
     ],
 )
 def test_what_is_damaged_is_computed_again_with_a_warning(damage, again, vit, digits, passes, tmp_path, caplog):
@@ -119,6 +137,72 @@ def test_what_is_damaged_is_computed_again_with_a_warning(damage, again, vit, di
     cache_features(vit, samples, tmp_path)
     assert passes == again and contents(tmp_path) == before
     assert "damaged" in caplog.text
+    passes.clear()
+    assert cache_features(vit, samples, tmp_path).seconds > 0 and passes == []
+
+
+@contextmanager
+def shared():
+    """A folder that others may read, which pytest's own are not."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextmanager
+def only_reading(folder):
+    """As a user who may read a folder and not write to it, which root always may."""
+    paths = {path: path.is_dir() for path in [folder, *folder.rglob("*")]}
+    for path, is_folder in paths.items():
+        path.chmod(0o555 if is_folder else 0o444)
+    before = os.geteuid()
+    os.seteuid(before or 65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+        for path, is_folder in paths.items():
+            path.chmod(0o755 if is_folder else 0o644)
+
+
+@pytest.fixture
+def cache():
+    with shared() as folder:
+        yield folder / "cache"
+
+
+@pytest.mark.skipif(not hasattr(os, "seteuid"), reason="permissions of another kind")
+def test_a_complete_cache_is_read_where_it_cannot_be_written(vit, digits, passes, cache, caplog):
+    samples = image_samples(vit, digits, "digits")
+    first = cache_features(vit, samples, cache)
+    passes.clear()
+    with only_reading(cache):
+        again = cache_features(vit, samples, cache)
+    assert np.array_equal(again.words, first.words) and again.key == first.key and passes == []
+    (folder,) = cache.iterdir()
+    damage_a_number(folder)
+    before = contents(cache)
+    with only_reading(cache), pytest.raises(ValueError, match=f"the cache {folder} is not complete and cannot be"):
+        cache_features(vit, samples, cache)
+    with only_reading(cache), pytest.raises(ValueError, match=r"cannot be written \(Permission denied\): choose anot"):
+        cache_features(vit, image_samples(vit, Subset(digits, range(3)), "few"), cache)
+    assert contents(cache) == before and passes == [] and "damaged" not in caplog.text
+
+
+def test_of_two_that_share_a_cache_one_waits_for_the_other(vit, digits, passes, tmp_path, caplog):
+    samples, found = image_samples(vit, digits, "digits"), []
+    other = Thread(target=lambda: found.append(cache_features(vit, samples, tmp_path)))
+
+    def start_another(items, title):
+        other.start()
+        while "waiting for it" not in caplog.text and other.is_alive():
+            time.sleep(0.01)
+        yield from items
+
+    first = cache_features(vit, samples, tmp_path, start_another)
+    other.join()
+    assert passes == [1, 64, 16] and np.array_equal(found[0].words, first.words)
+    assert "damaged" not in caplog.text
 
 
 def test_another_model_data_or_transform_is_another_cache(vit, digits, tmp_path):

@@ -62,6 +62,9 @@ def probe(
         if isinstance(opened, SoTForImageClassification):
             if data is None:
                 raise ValueError(f"{model} is a model for images: it needs --data")
+            for option, given in (("--task", task), ("--dev", dev), ("--pair", pair)):
+                if given is not None:
+                    raise ValueError(f"{option} {given} is for texts, and {model} is a model for images")
             subject = probing.read_images(opened, data, parts)
         else:
             texts, name = text_data(task, data, dev, (text, pair, label))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +25,15 @@ from sot.data.imagenet import columns_for, subset_name
 from sot.data.images import evaluation_set, load_images, processor_transform, stack
 from sot.data.sources import part_of
 from sot.data.text import TextData
-from sot.files import as_png
+from sot.files import as_png, read_object, weights_of
 from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
 from sot.models.from_timm import folder_config
+from sot.models.from_transformers import knows_words
 from sot.models.modeling import labels_of
 from sot.recipe import Recipe, load_recipe
-from sot.run import RUN_FILE, show_bars_on_terminals_only
+from sot.run import RUN_FILE, full_name, show_bars_on_terminals_only
 
 
 @dataclass
@@ -58,13 +58,15 @@ class Evaluation:
 
 def load_model(folder: Path) -> tuple[Any, Any]:
     """A trained model and its image processor or tokenizer, from a folder."""
-    _config(folder)  # refuses what is no model
+    folder_config(folder)  # refuses what is no model
     config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, SoTConfig):
         raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
     show_bars_on_terminals_only()
     kind = AutoModelForSequenceClassification if config.layout is None else AutoModelForImageClassification
-    return kind.from_pretrained(folder).eval(), load_processor(folder, config)
+    with weights_of(folder):
+        model = kind.from_pretrained(folder).eval()
+    return model, load_processor(folder, config)
 
 
 def load_processor(folder: Path, config: SoTConfig) -> Any:
@@ -72,26 +74,23 @@ def load_processor(folder: Path, config: SoTConfig) -> Any:
     if config.layout is not None:
         return AutoImageProcessor.from_pretrained(folder)
     tokenizer, recipe = AutoTokenizer.from_pretrained(folder), recipe_of(folder)
+    if not knows_words(tokenizer):
+        raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
     if recipe is not None:
         tokenizer.model_max_length = recipe.max_length  # texts are cut as they were in training
     return tokenizer
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        return folder_config(folder)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{folder / 'config.json'} is damaged: {error}") from error
-
-
 def is_text_model(folder: Path) -> bool:
     """Whether a trained model reads texts rather than pictures."""
-    return not _config(folder).get("layout")
+    return not folder_config(folder).get("layout")
 
 
 def class_names(folder: Path) -> list[str]:
     """The classes of a trained model."""
-    names = _config(folder)["id2label"]
+    names = folder_config(folder).get("id2label")
+    if not isinstance(names, dict):
+        raise ValueError(f"{folder} names no classes: it is not a model that sot trained")
     return [names[str(index)] for index in range(len(names))]
 
 
@@ -104,8 +103,8 @@ def recipe_of(folder: Path) -> Recipe | None:
 def trained_on(folder: Path, data: str) -> bool:
     """Whether a model was trained on the rest of this data."""
     file = folder / RUN_FILE
-    known = json.loads(file.read_text()).get("data") if file.is_file() else None
-    return known is not None and (known == data or Path(known).resolve() == Path(data).resolve())
+    known = read_object(file).get("data") if file.is_file() else None
+    return isinstance(known, str) and full_name(known) == full_name(data)
 
 
 @torch.inference_mode()
@@ -173,6 +172,8 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
     names = labels_of(model)
     if data.labels is not None and data.labels != names:
         raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")
+    if data.labels is None and len(names) > 1:
+        raise ValueError(f"the data has numbers to predict, and {folder} predicts classes ({', '.join(names)})")
     collate = DataCollatorWithPadding(tokenizer)
     texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None)
     logits, labels = _run(model, texts, collate, batch_size, progress)

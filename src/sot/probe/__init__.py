@@ -20,7 +20,7 @@ from sot.probe.compare import Contest
 from sot.probe.features import Features, Progress, cache_features, silent
 from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
-from sot.probe.report import Comparison, as_table, write_report
+from sot.probe.report import Comparison, as_table, check_output, write_report
 from sot.probe.train import Budget, split_rows
 from sot.run import RUN_FILE
 
@@ -68,7 +68,7 @@ def probe(
     chosen = choose_heads(heads, model.config.hidden_size, has_class_token)
     budget = budget or Budget()
     split_rows(len(data.train), budget.held_out)  # refuses too few before the long work
-    out.mkdir(parents=True, exist_ok=True)
+    check_output(out)
     train, test = (cache_features(model, part, cache or out / "cache", progress) for part in (data.train, data.test))
     contest = Contest(train, test, data.task, budget, Journal(out / "rows.jsonl"))
     results = contest.run(chosen, seeds, progress)
@@ -76,7 +76,7 @@ def probe(
     comparison = Comparison(name, data.name, data.metric, train.seconds, results, best)
     write_report(comparison, out)
     head, _ = contest.fit(chosen[best], seed=0)
-    run = {"command": "probe", "model": name, "data": data.name, "head": chosen[best].to_dict()}
+    run = {"command": "probe", "model": name, "data": data.place, "head": chosen[best].to_dict()}
     save_model(combine(model, head, data), out / "best", run)
     return comparison
 

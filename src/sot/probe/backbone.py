@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.data.sources import part_of
 from sot.data.text import TextData
+from sot.files import one_line, read_object, weights_of
 from sot.models.convert import read_weights
 from sot.models.equip import Equipped, equip
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.probe.samples import Samples, image_samples, text_samples
 from sot.probe.train import Task
+from sot.run import full_name
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,28 @@ class Backbone:
 
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
-        arguments = {} if self.img_size is None else {"img_size": self.img_size}
+        config = Path(self.name) / "config.json"
+        if config.is_file():
+            read_object(config)  # refuses one that is damaged
+        with weights_of(self.name) if config.is_file() else nullcontext():
+            equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
+        if equipped.processor is None:
+            raise ValueError(f"{self.name} has no tokenizer or image processor beside it that can be loaded")
+        return equipped
+
+    def _build(self, head: HeadConfig, **arguments: Any) -> Equipped:
         source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
         return equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
+
+    def _build_sized(self, head: HeadConfig, size: int) -> Equipped:
+        try:
+            equipped = self._build(head, img_size=size)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            said = f"{self.name} cannot be built with --img-size {size}, take a size that fits or leave it out"
+            raise ValueError(f"{said}: {one_line(error)}") from error
+        if not hasattr(equipped.backbone, "timm_model"):
+            raise ValueError(f"--img-size is for a timm model, and {self.name} is none: leave it out")
+        return equipped
 
     def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
         if not timm.is_model(self.name):
@@ -53,7 +75,7 @@ class Backbone:
         try:
             missing = model.load_state_dict(weights, strict=False).missing_keys
         except RuntimeError as error:  # shapes differ
-            raise ValueError(f"{file} does not fit {self.name}: {' '.join(str(error).split())[:200]}") from error
+            raise ValueError(f"{file} does not fit {self.name}: {one_line(error)}") from error
         if missing:
             raise ValueError(f"{file} does not fit {self.name}: it lacks {len(missing)} weights, first {missing[0]}")
         return model
@@ -61,13 +83,17 @@ class Backbone:
 
 @dataclass(frozen=True)
 class Data:
-    """Samples to train heads on and to score them on; `labels` None is a number to predict."""
+    """Samples to train heads on and to score them on; `labels` None is a number to predict.
+
+    `place` is what the saved model remembers, to know its training set again from wherever it is evaluated.
+    """
 
     name: str
     train: Samples
     test: Samples
     labels: list[str] | None
     metric: str
+    place: str
 
     @property
     def task(self) -> Task:
@@ -80,7 +106,7 @@ def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int,
     pictures = load_images(spec)
     train = image_samples(model, part_of(pictures.train, samples[0]), f"{spec} train")
     test = image_samples(model, part_of(pictures.val, samples[1]), f"{spec} val")
-    return Data(spec, train, test, pictures.labels, "accuracy")
+    return Data(spec, train, test, pictures.labels, "accuracy", full_name(spec))
 
 
 def read_texts(
@@ -94,7 +120,7 @@ def read_texts(
     if texts.train is None or texts.dev is None:
         raise ValueError(f"{name} needs a training and a development set")
     regression = texts.labels is None
-    model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
     train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
     test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)
-    return Data(name, train, test, texts.labels, texts.metric)
+    model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
+    return Data(name, train, test, texts.labels, texts.metric, name)

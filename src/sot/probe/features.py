@@ -2,7 +2,8 @@
 
 A cache is a folder with `words.npy` `(tokens of all samples, dim)`, `class.npy` `(samples, dim)`, `labels.npy`, and
 `cache.json`: the key, and for every chunk its checksum and the seconds its forward pass took. A chunk is there if its
-checksum is, and fits; so an interrupted cache and a damaged one are completed in the same way.
+checksum is, and fits; so an interrupted cache and a damaged one are completed in the same way. What is complete is only
+read; to write, a process needs the lock, so that of several that share a cache one computes and the others wait.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import logging
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -103,64 +106,111 @@ def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Pr
     key = json.loads(json.dumps({"model": model_identity(model), **samples.identity}, default=str))
     cache = _Cache(folder / key_digest(key), key, model, samples)
     model.eval()
-    for chunk in progress(cache.missing(), f"Tokens of {samples.identity['data']['name']}"):
-        cache.compute(chunk)
+    if not cache.is_complete():
+        with _locked(cache.folder):
+            cache.open_to_write()
+            for chunk in progress(cache.missing(), f"Tokens of {samples.identity['data']['name']}"):
+                cache.compute(chunk)
     return cache.features()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Be the only process that writes to a cache; the system ends the lock of one that is killed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            logger.warning("Another process computes the cache %s: waiting for it.", folder)
+            lock.acquire()
+    except OSError as error:
+        said = f"the cache {folder} is not complete and cannot be written"
+        raise ValueError(f"{said} ({error.strerror}): choose another --cache") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class _Cache:
     """The files of one cache while they are filled."""
 
+    arrays: dict[str, Array]
+    starts: Array
+
     def __init__(self, folder: Path, key: dict[str, Any], model: Equipped, samples: Samples) -> None:
         self.folder, self.model, self.samples = folder, model, samples
-        folder.mkdir(parents=True, exist_ok=True)
-        self.record = self._read_record(key)
-        words = samples.words or [self._words_of_a_sample()] * len(samples)
-        self.starts = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-        self.arrays = self._open()
-        self._drop_damaged()
+        chunks = -(-len(samples) // CHUNK)
+        self.empty: dict[str, Any] = {
+            "key": key,
+            "words": None,
+            "checksums": [None] * chunks,
+            "seconds": [0.0] * chunks,
+        }
+        self.record = self.empty
 
-    def _read_record(self, key: dict[str, Any]) -> dict[str, Any]:
-        chunks = -(-len(self.samples) // CHUNK)
-        empty = {"key": key, "words": None, "checksums": [None] * chunks, "seconds": [0.0] * chunks}
-        file = self.folder / "cache.json"
-        if not file.is_file():
-            return empty
+    def is_complete(self) -> bool:
+        """Whether every chunk is there and undamaged, for which nothing is written."""
+        self.record = self._read_record() or self.empty
+        return not self.missing() and self._load("r") and not self._damaged()
+
+    def open_to_write(self) -> None:
+        """Find what is there, and make files for what is not."""
+        self.record = self._read_record() or self.empty  # again: another process may have written it since
+        begun = len(self.missing()) < len(self.empty["checksums"])
+        if begun and self._load("r+"):
+            self._drop_damaged()
+            return
+        if begun or (self.folder / "cache.json").is_file():
+            logger.warning("The cache %s is damaged: computing it again.", self.folder)
+        self.record = self.empty
+        self._create()
+
+    def _read_record(self) -> dict[str, Any] | None:
+        """What `cache.json` says, if it says all that it should."""
         try:
-            record: dict[str, Any] = json.loads(file.read_text())
-            whole = record.keys() == empty.keys() and len(record["checksums"]) == len(record["seconds"]) == chunks
-        except (ValueError, TypeError, AttributeError):
-            whole = False
-        if whole:
-            return record
-        logger.warning("The cache %s is damaged: computing it again.", self.folder)
-        return empty
+            record: dict[str, Any] = json.loads((self.folder / "cache.json").read_bytes())
+            whole = record.keys() == self.empty.keys() and all(
+                len(record[name]) == len(self.empty[name]) and all(isinstance(each, kinds) for each in record[name])
+                for name, kinds in (("checksums", int | None), ("seconds", int | float))
+            )
+            counted = self.samples.words is not None or (isinstance(record["words"], int) and record["words"] >= 0)
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+            return None
+        return record if whole and counted else None
 
-    def _words_of_a_sample(self) -> int:
-        """Of pictures, which all have as many."""
-        if self.record["words"] is None:
-            self.record["words"] = encode(self.model, self.samples.batch([0])).word_tokens.shape[1]
-        return int(self.record["words"])
-
-    def _open(self) -> dict[str, Array]:
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Of the files; the words of pictures, which all have as many, are counted by the record."""
+        words = self.samples.words or [self.record["words"]] * len(self.samples)
+        self.starts = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
         count, dim = len(self.samples), self.model.config.hidden_size
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"labels": ((count,), np.float64)}
         shapes["words"] = ((int(self.starts[-1]), dim), np.float16)
         if self.model.layout is None or self.model.layout.has_class_token:
             shapes["class"] = ((count, dim), np.float16)
-        files = {name: self.folder / f"{name}.npy" for name in shapes}
-        if len(self.missing()) < len(self.record["checksums"]):
-            try:
-                arrays = {name: np.load(file, mmap_mode="r+") for name, file in files.items()}
-                if all((array.shape, array.dtype) == shapes[name] for name, array in arrays.items()):
-                    return arrays
-            except (OSError, ValueError, EOFError):
-                pass
-            logger.warning("The cache %s is damaged: computing it again.", self.folder)
-            self.record["checksums"] = [None] * len(self.record["checksums"])
+        return shapes
+
+    def _load(self, mode: Literal["r", "r+"]) -> bool:
+        """Open the files, if they are as they should be."""
+        shapes = self._shapes()
+        try:
+            self.arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode=mode) for name in shapes}
+        except PermissionError:  # no damage, so no reason to begin anew
+            raise
+        except (OSError, ValueError, EOFError):
+            return False
+        return all((array.shape, array.dtype) == shapes[name] for name, array in self.arrays.items())
+
+    def _create(self) -> None:
+        if self.samples.words is None:
+            self.record["words"] = encode(self.model, self.samples.batch([0])).word_tokens.shape[1]
+        shapes = self._shapes()
         _check_space(self.folder, sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in shapes.values()))
-        return {
-            name: np.lib.format.open_memmap(files[name], "w+", kind, shape) for name, (shape, kind) in shapes.items()
+        self.arrays = {
+            name: np.lib.format.open_memmap(self.folder / f"{name}.npy", "w+", kind, shape)
+            for name, (shape, kind) in shapes.items()
         }
 
     def _rows(self, chunk: int) -> slice:
@@ -178,13 +228,16 @@ class _Cache:
             total = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).data, total)
         return total
 
+    def _damaged(self) -> list[int]:
+        known = enumerate(self.record["checksums"])
+        return [chunk for chunk, checksum in known if checksum is not None and checksum != self._checksum(chunk)]
+
     def _drop_damaged(self) -> None:
-        checksums = self.record["checksums"]
-        wrong = [i for i, known in enumerate(checksums) if known is not None and known != self._checksum(i)]
+        wrong = self._damaged()
         if wrong:
             logger.warning("%d chunks of the cache %s are damaged: computing them again.", len(wrong), self.folder)
         for chunk in wrong:
-            checksums[chunk] = None
+            self.record["checksums"][chunk] = None
 
     def missing(self) -> list[int]:
         """Chunks that are still to be computed."""

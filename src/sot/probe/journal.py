@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from sot.files import write_atomically
+from sot.probe.train import Choice
 
 logger = logging.getLogger("sot")
+CHOSEN = {field.name for field in fields(Choice)}
+SCORED = {"score", "loss", "seconds", "epoch_seconds"}
 
 
 class Journal:
@@ -18,10 +22,11 @@ class Journal:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
-        for line in file.read_text().splitlines() if file.is_file() else []:
-            try:
-                self.rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+        for line in file.read_bytes().splitlines() if file.is_file() else []:
+            row = _read(line)
+            if row is not None:
+                self.rows.append(row)
+            else:
                 logger.warning("A line of %s is damaged: what it said is computed again.", file)
 
     def find(self, **about: Any) -> dict[str, Any] | None:
@@ -32,3 +37,14 @@ class Journal:
         """Write a finished row."""
         self.rows.append(row)
         write_atomically(self.file, "".join(f"{json.dumps(each)}\n" for each in self.rows))
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A row that says all it should: of a seed its scores, of none the settings that were chosen."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+        numbers = row["choice"] if row["seed"] is None else {name: row[name] for name in SCORED}
+        whole = numbers.keys() == (CHOSEN if row["seed"] is None else SCORED)
+        return row if whole and all(isinstance(number, int | float) for number in numbers.values()) else None
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

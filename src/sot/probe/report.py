@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,22 @@ def as_picture(comparison: Comparison) -> bytes:
     axes.set_title(f"{comparison.model} on {comparison.data}; red: second order, squares: words alone", fontsize=10)
     axes.grid(alpha=0.3)
     return as_png(figure)
+
+
+def check_output(out: Path) -> None:
+    """Refuse, before the long work, a folder that its results could not be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written to ({error.strerror}): choose another folder") from error
+    for file in [out / name for name in ("rows.jsonl", "probe.json", "probe.csv", "probe.png")]:
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder, in the way of a file of results: choose another --out")
+    best = out / "best"
+    if best.is_symlink() or (best.exists() and not best.is_dir()):
+        raise ValueError(f"{best} is no folder, in the way of the best model: choose another --out")
 
 
 def write_report(comparison: Comparison, out: Path) -> None:
