@@ -49,6 +49,11 @@ def test_a_table_that_cannot_be_read_whole_is_refused_with_its_row(name, text, m
         load_table(None, file, Columns(), ["x", "y", "0", "1"])
 
 
+def test_the_built_in_task_takes_no_data():
+    with pytest.raises(ValueError, match="acceptability is built in and takes no --data, got nowhere"):
+        load_task("acceptability", "nowhere")
+
+
 def test_an_empty_text_is_a_text(tmp_path):
     file = write(tmp_path, "a.tsv", "sentence\tother\tlabel\n\ta\tx\nb\t\ty\n")
     data = load_table(file, None, Columns("sentence", "other"))

@@ -111,6 +111,8 @@ class TextData:
 def load_task(name: str, data: str | Path | None) -> TextData:
     """A GLUE task from the folder of its files or from `hfds/…`, else from the hub; or the built-in set."""
     if name == BUILT_IN:
+        if data is not None:
+            raise ValueError(f"task {BUILT_IN} is built in and takes no --data, got {data}")
         made = {key: _from_pairs(rows) for key, rows in acceptability().items()}
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
     if name not in TASKS:
