@@ -26,7 +26,7 @@ from sot.data.images import load_images
 from sot.data.sources import drawn
 from sot.data.text import TextData, load_task
 from sot.evaluate import open_images
-from sot.files import digest, write_atomically
+from sot.files import digest, read_object, write_atomically
 from sot.finetune import build_text_model, fine_tune
 from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure
 from sot.recipe import Recipe
@@ -149,10 +149,10 @@ def _describe_texts(task: str, texts: TextData) -> dict[str, Any]:
 def _read_result(file: Path) -> dict[str, Any] | None:
     """What was kept, or nothing of a file that is damaged."""
     try:
-        result = json.loads(file.read_bytes())
-        if isinstance(result["scores"], dict):
-            return dict(result)
-    except (ValueError, KeyError, TypeError):
+        result = read_object(file)
+        if isinstance(result.get("scores"), dict):
+            return result
+    except ValueError:
         pass
     logger.warning("The result %s is damaged: it counts as missing.", file)
     return None
