@@ -175,8 +175,9 @@ class CovariancePool(Pool):
     @torch.jit.unused
     def _has_few(self, tokens: Tensor) -> bool:
         """Whether the covariance has a rank lower than its size, and nobody waits to see it."""
-        few = tokens.shape[1] < self.reduced_dim and not self.center
-        return few and is_eager() and not is_observed() and not is_hooked(self.norm)
+        if not is_eager() or is_observed() or is_hooked(self.norm):  # first: exporters must not see the comparison
+            return False
+        return tokens.shape[1] < self.reduced_dim and not self.center
 
 
 def attention_mask(mask: Tensor) -> Tensor:
