@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from safetensors.torch import load_file
 from test_cli import sot
+from transformers import EvalPrediction
 
-from sot.data.images import ImageStream, TrainingStream, evaluation_set, load_images
+from sot.data.images import LEFT_OUT, ImageSet, ImageStream, TrainingStream, evaluation_set, load_images
 from sot.data.sources import Pictures, Stream
 from sot.explain import open_picture
+from sot.train import image_metrics
 
 datasets.disable_progress_bars()
 CLASSES = ["blue", "green", "red"]
@@ -228,6 +230,67 @@ def test_what_cannot_be_read_in_an_archive_is_counted_as_in_a_folder(folder, tmp
     assert "red/x.png" in caplog.text
 
 
+def test_a_picture_that_cannot_be_read_is_replaced_in_training_and_left_out_of_evaluation():
+    class Source:
+        def __len__(self):
+            return 150
+
+        def __getitem__(self, index):
+            if index == 7:
+                raise OSError("truncated")
+            return Image.new("RGB", (4, 4)), 1
+
+    def labels(kind):
+        data = kind(Source(), lambda image: torch.zeros(3, 4, 4))
+        return [data[index]["labels"] for index in (6, 7, 8)]
+
+    assert labels(ImageSet) == [1, 1, 1] and labels(evaluation_set) == [1, LEFT_OUT, 1]
+    logits = np.array([[0.0, 9.0], [9.0, 0.0], [0.0, 9.0]])
+    scores = image_metrics(EvalPrediction(logits, np.array(labels(evaluation_set))))
+    assert scores["accuracy"] == 1 and scores["loss"] == pytest.approx(0, abs=1e-3)
+
+
+def fill(root, *files):
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(root / file)
+
+
+def found_in(root):
+    data = load_images(str(root), val_share=1)
+    return {(data.labels[data.val[i][1]], data.val.filename(i)[len(str(root)) + 1 :]) for i in range(len(data.val))}
+
+
+def test_pictures_of_every_accepted_format_are_found_and_the_first_folder_is_the_class(tmp_path, caplog):
+    files = ["cat/a.webp", "cat/indoor/b.GIF", "cat/outdoor/c.bmp", "dog/indoor/d.tiff", "fish/e.jpeg", "fish/f.ppm"]
+    fill(tmp_path, *files)
+    assert found_in(tmp_path) == {(file.split("/")[0], file) for file in files} and not caplog.text
+    fill(tmp_path, "cover.png", ".thumbs/x.png", "cat/.cache/y.png")
+    (tmp_path / "dog" / "._d.png").write_bytes(b"what macOS leaves behind")
+    assert found_in(tmp_path) == {(file.split("/")[0], file) for file in files}
+    assert "Left out 1 pictures in no folder of a class, first" in caplog.text and "cover.png" in caplog.text
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    files = ["bus/a.png", "car/b.png", "train/c.png"]
+    fill(tmp_path / "classes", *files)
+    assert found_in(tmp_path / "classes") == {(file.split("/")[0], file) for file in files}
+    fill(tmp_path / "flat", "train/a.png", "val/b.png")
+    with pytest.raises(ValueError, match="flat needs one folder for each class in train and val"):
+        load_images(str(tmp_path / "flat"))
+
+
+def test_torchvisions_folders_are_read_as_any_other(tmp_path):
+    wide = Image.fromarray(np.full((2, 3), 25700, np.uint16))
+    exif = Image.Exif()
+    exif[274] = 6  # turned
+    for split in ("train", "val"):
+        fill(tmp_path, f"{split}/a/x.png", f"{split}/b/x.png")
+        wide.save(tmp_path / split / "a" / "x.png", exif=exif)
+    image, _ = load_images(f"torch/folder@{tmp_path}").train[0]
+    assert image.size == (2, 3) and image.getpixel((0, 0)) == (100, 100, 100)
+
+
 def many(folder, tmp_path):
     """Calls that must be refused, by what the sentence says."""
     only, empty, one = tmp_path / "only", tmp_path / "empty", tmp_path / "one"
@@ -243,6 +306,7 @@ def many(folder, tmp_path):
     datasets.Dataset.from_dict({"sentence": ["a"], "label": [1]}).to_parquet(tmp_path / "text" / "train.parquet")
     cache = tmp_path / "cache"
     return [
+        ("", "unknown data ''; accepted: digits, a folder"),
         ("tfds/mnist", "unknown data 'tfds/mnist'; accepted: digits, a folder"),
         (tmp_path / "nowhere", "unknown data"),
         (tmp_path / "empty.tar", "is not a .tar file with one folder of pictures for each class"),
@@ -296,7 +360,6 @@ def test_formats_that_would_start_a_program_are_not_opened(tmp_path):
     """Pillow hands EPS files to Ghostscript, whatever they are called."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
-    with pytest.raises(UnidentifiedImageError):
-        Pictures([(tmp_path / "a.png", 0)])[0]
-    with pytest.raises(ValueError, match="no picture that can be read"):
-        open_picture(tmp_path / "a.png")
+    for read in (open_picture, lambda file: Pictures([(file, 0)])[0]):
+        with pytest.raises(ValueError, match="no picture that can be read"):
+            read(tmp_path / "a.png")

@@ -11,6 +11,7 @@ from shutil import which
 
 import numpy as np
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -20,8 +21,9 @@ from sot.checkpoints import is_whole, last_whole_checkpoint
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageSet, load_images, seeded
 from sot.engine import Diverged
+from sot.evaluate import open_images
 from sot.recipe import Recipe, load_recipe
-from sot.train import train_images
+from sot.train import build_model, data_config, train_images
 
 SETTINGS = [
     *(
@@ -185,6 +187,9 @@ def test_conventional_head_and_models_without_class_token(pictures, tmp_path):
         (["--head", "pool"], "key=value, got 'pool'"),
         (["--model", "no_such_net"], "unknown model 'no_such_net'"),
         (["--recipe", "bert"], "recipe bert is for text"),
+        (["--data", ""], "unknown data ''; accepted: digits, a folder"),
+        (["--set", "model_args={in_chans: 1}"], "in_chans of model_args must be 3, as pictures are read in RGB, got 1"),
+        (["--set", "model_args={num_classes: 7}"], "model_args cannot set num_classes: the data"),
         (["--set", "batch_size=0"], "batch_size must be at least 1"),
         (["--logger", "paper"], "--logger must be tensorboard"),
     ],
@@ -195,6 +200,47 @@ def test_mistakes_end_before_any_training(change, message, tmp_path):
     result = sot("train", *(word for pair in base.items() for word in pair))
     assert result.returncode == 2 and message in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"batch_size": 15}, "mix pairs of pictures: a share of 15 must be even"),
+        ({"batch_size": 64}, "batch_size must be at most 48, got 64"),
+        ({"batch_size": 16, "train_samples": 49}, "there are 48 samples to draw from, fewer than 49"),
+    ],
+)
+def test_batches_that_cannot_be_made_leave_the_old_run_alone(settings, message, pictures, tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "run.json").write_text("{}")
+    recipe = Recipe(epochs=1, img_size=32, cutmix=1.0, **settings)
+    with pytest.raises(ValueError, match=message):
+        train_images("test_vit", str(pictures), tmp_path, recipe, None, overwrite=True, report_to="none")
+    assert (tmp_path / "model.safetensors").exists()
+
+
+TINY_MAE = ("vit_base_patch16_224.mae", {"depth": 1, "embed_dim": 64, "num_heads": 2})
+
+
+@pytest.mark.parametrize("model, model_args", [("test_convnext", {}), TINY_MAE])
+def test_validation_while_training_is_what_evaluate_computes(model, model_args, pictures, tmp_path):
+    """At another size of a model that takes any, and with a tag whose preprocessing is its own."""
+    recipe = Recipe(epochs=1, batch_size=16, img_size=32, lr=1e-2, model_args=model_args)
+    scores = train_images(model, str(pictures), tmp_path / "run", recipe, None, report_to="none")
+    test = open_images(tmp_path / "run", str(pictures))
+    assert test.transform(Image.new("RGB", (50, 40))).shape == (3, 32, 32)
+    evaluation = test.evaluate(16, iter)
+    assert evaluation.scores["loss"] == pytest.approx(scores["eval_loss"], rel=1e-5)
+    assert evaluation.scores["accuracy"] == pytest.approx(scores["eval_accuracy"])
+
+
+def test_training_sees_the_preprocessing_of_the_tag_that_is_saved():
+    name, model_args = TINY_MAE
+    config = data_config(build_model(name, ["a", "b"], Recipe(img_size=48, model_args=model_args), None, False))
+    expected = timm.get_pretrained_cfg(name)
+    assert config["mean"] == expected.mean != timm.get_pretrained_cfg("vit_base_patch16_224").mean
+    assert config["std"] == expected.std and config["interpolation"] == expected.interpolation
+    assert config["input_size"] == (3, 48, 48)
 
 
 def test_an_existing_run_is_refused_and_another_model_cannot_resume_it(pictures, finished):

@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm.data
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from sot.core.head import HeadConfig
 from sot.data.images import (
+    LEFT_OUT,
     Collate,
     ImageSet,
     TrainingStream,
-    eval_transform,
     evaluation_set,
     load_images,
+    processor_transform,
     stack,
     train_transform,
 )
@@ -30,6 +31,7 @@ from sot.engine import SoTTrainer
 from sot.files import one_line
 from sot.metrics import cross_entropy, top_k
 from sot.models.equip import equip
+from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
 from sot.run import execute, full_name, open_run, show_bars_on_terminals_only
@@ -83,6 +85,8 @@ def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
     if rest or share < 1:
         parts = f"{processes} processes × {accumulation} accumulation steps"
         raise ValueError(f"batch_size {recipe.batch_size} cannot be divided among {parts}")
+    if (recipe.mixup or recipe.cutmix) and share % 2:
+        raise ValueError(f"mixup and cutmix mix pairs of pictures: a share of {share} must be even, see batch_size")
     return {
         "per_device_train_batch_size": share,
         "per_device_eval_batch_size": share,
@@ -97,6 +101,7 @@ def world_size() -> int:
 
 def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
+    _check_arguments(recipe.model_args)
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
     arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
     smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
@@ -108,7 +113,9 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
             return equip(name, head=chosen, model_args=model_args, **options)
         except (TypeError, RuntimeError, AssertionError) as error:
             if isinstance(error, TypeError) and "img_size" in model_args:  # not of models that take any size
-                return make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
+                built = make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
+                resize_processor(built.processor, model_args["img_size"])
+                return built
             raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
 
     if head is not None:
@@ -121,17 +128,30 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
         return make(HeadConfig(fusion="word", pool="gap"), arguments)
 
 
-def data_config(model: SoTForImageClassification, recipe: Recipe) -> dict[str, Any]:
-    """timm's preprocessing of the model, at the size of its image processor."""
-    config = dict(timm.data.resolve_model_data_config(model.backbone.timm_model))
-    size = model.processor.crop_size
-    height, width = (recipe.img_size, recipe.img_size) if recipe.img_size else (size["height"], size["width"])
-    return {**config, "input_size": (config["input_size"][0], height, width)}
+def _check_arguments(model_args: Mapping[str, Any]) -> None:
+    """Refuse what timm takes but no picture or head fits."""
+    if model_args.get("in_chans", 3) != 3:
+        raise ValueError(f"in_chans of model_args must be 3, as pictures are read in RGB, got {model_args['in_chans']}")
+    taken = [name for name in ("num_classes", "pretrained", "features_only") if name in model_args]
+    if taken:
+        raise ValueError(f"model_args cannot set {', '.join(taken)}: the data, --pretrained and the head decide that")
+
+
+def data_config(model: SoTForImageClassification) -> dict[str, Any]:
+    """The image processor that is saved with the model in the words of timm, so that training sees what it will."""
+    processor = model.processor
+    return {
+        "input_size": (3, processor.crop_size["height"], processor.crop_size["width"]),
+        "interpolation": Image.Resampling(processor.resample).name.lower(),
+        "mean": processor.image_mean,
+        "std": processor.image_std,
+    }
 
 
 def image_metrics(prediction: Any) -> dict[str, float]:
     """Top-1 and top-5 accuracy, and the loss."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]
     return {
         "loss": cross_entropy(logits, labels),
         "accuracy": top_k(logits, labels, 1),
@@ -201,20 +221,27 @@ def train_images(
     args = training_arguments(recipe, out, options)
     if isinstance(pictures.train, Stream):
         pictures.train.check_readers(args.world_size, workers)
+    _check_samples(part_of(pictures.train, recipe.train_samples), args)
     open_run(out, {**identity, "data": full_name(data)}, recipe, resume, overwrite)
     trainer = make_trainer(built, pictures, recipe, args)
     return execute(trainer, identity, recipe, out, resume, pictures.labels)
 
 
+def _check_samples(source: Any, args: TrainingArguments) -> None:
+    """Refuse fewer pictures than one batch where only whole batches are trained on."""
+    batch = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and not isinstance(source, Stream) and len(source) < batch:
+        raise ValueError(f"mixup and cutmix need whole batches: batch_size must be at most {len(source)}, got {batch}")
+
+
 def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
     """The trainer of a model on these pictures."""
-    config = data_config(built, recipe)
     return ImageTrainer(
         recipe,
         model=built,
         args=args,
-        train_dataset=_training_set(pictures.train, train_transform(recipe, config), recipe, args),
-        eval_dataset=evaluation_set(pictures.val, eval_transform(config), recipe.seed),
+        train_dataset=_training_set(pictures.train, train_transform(recipe, data_config(built)), recipe, args),
+        eval_dataset=evaluation_set(pictures.val, processor_transform(built.processor), recipe.seed),
         data_collator=Collate(recipe, len(pictures.labels)),
         compute_metrics=image_metrics,
         callbacks=[TellEpoch()],

@@ -13,6 +13,7 @@ from typing import Any
 
 from PIL import Image
 
+from sot.data.pictures import to_rgb
 from sot.data.sources import ImageData, Pictures, Stream, choose_split, random_split
 from sot.extras import need
 
@@ -61,7 +62,7 @@ class HubStream(Stream):
 
         rows = self.dataset if order is None else self.dataset.shuffle(seed=order, buffer_size=SHUFFLE_BUFFER)
         for row in split_dataset_by_node(rows, part, parts):
-            yield row[self.columns[0]].convert("RGB"), int(row[self.columns[1]])
+            yield to_rgb(row[self.columns[0]]), int(row[self.columns[1]])
 
 
 def hub_images(spec: str, seed: int, val_share: float) -> ImageData:

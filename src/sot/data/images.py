@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from sot.data.hub import hub_images, hub_streams
+from sot.data.pictures import open_picture as open_picture
 from sot.data.shards import shard_images
 from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
 from sot.recipe import Recipe
 
 logger = logging.getLogger("sot")
 MAX_BAD_SHARE = 0.01
+LEFT_OUT = -100  # the label that torch's cross-entropy passes over
 
 
 def load_images(spec: str, seed: int = 0, val_share: float = 0.2) -> ImageData:
@@ -39,7 +42,7 @@ def load_images(spec: str, seed: int = 0, val_share: float = 0.2) -> ImageData:
     if spec == "digits":
         return digits(seed, val_share)
     path = Path(spec)
-    if path.is_dir():
+    if spec and path.is_dir():  # the path of no name is the current folder
         return folder(path, seed, val_share)
     if path.is_file() and path.suffix == ".tar":
         return tar_file(path, seed, val_share)
@@ -91,17 +94,20 @@ class ImageSet(Dataset[dict[str, Any]]):
         self.epoch = epoch
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        position = index
-        while True:
-            try:
-                image, label = self.source[position]
-                break
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                self._count(position, error)
-                position = (position + 1) % len(self.source)
+        image, label = self._read(index)
         with seeded(self.seed, self.epoch, index):
             pixels = self.transform(image)
         return {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+
+    def _read(self, index: int) -> tuple[Image.Image, int]:
+        position = index
+        while True:
+            try:
+                item: tuple[Image.Image, int] = self.source[position]
+                return item
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                self._count(position, error)
+                position = (position + 1) % len(self.source)
 
     def _count(self, position: int, error: Exception) -> None:
         if position in self.bad:
@@ -111,6 +117,14 @@ class ImageSet(Dataset[dict[str, Any]]):
         if len(self.bad) > MAX_BAD_SHARE * len(self.source):
             names = ", ".join(file_name(self.source, bad) for bad in sorted(self.bad)[:5])
             raise ValueError(f"{len(self.bad)} of {len(self.source)} pictures cannot be read, more than 1 %: {names}")
+
+
+class EvaluationSet(ImageSet):
+    """The same to evaluate on, where what comes in place of a picture must not count: its label is `LEFT_OUT`."""
+
+    def _read(self, index: int) -> tuple[Image.Image, int]:
+        image, label = super()._read(index)
+        return image, LEFT_OUT if index in self.bad else label
 
 
 class ImageStream(IterableDataset[dict[str, Any]]):
@@ -172,7 +186,8 @@ class TrainingStream(ImageStream):
 
 def evaluation_set(source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> ImageSet | ImageStream:
     """The pictures of a source, whatever kind it is, to evaluate on."""
-    return ImageStream(source, transform, seed) if isinstance(source, Stream) else ImageSet(source, transform, seed)
+    kind = ImageStream if isinstance(source, Stream) else EvaluationSet
+    return kind(source, transform, seed)
 
 
 class Collate:
@@ -222,12 +237,10 @@ def train_transform(recipe: Recipe, data_config: dict[str, Any]) -> Callable[[Im
     return transform
 
 
-def eval_transform(data_config: dict[str, Any]) -> Callable[[Image.Image], Tensor]:
-    """timm's evaluation transform."""
-    transform: Callable[[Image.Image], Tensor] = timm.data.create_transform(**data_config, is_training=False)
-    return transform
-
-
 def processor_transform(processor: Any) -> Callable[[Image.Image], Tensor]:
     """The image processor that is saved with a model, for one picture."""
-    return lambda image: torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])
+    return partial(_process, processor)  # which workers can be sent
+
+
+def _process(processor: Any, image: Image.Image) -> Tensor:
+    return torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
@@ -16,9 +17,12 @@ import torch
 from PIL import Image
 from timm.data.readers import create_reader
 from timm.data.readers.reader_image_folder import find_images_and_targets
+from timm.utils.misc import natural_key
+
+from sot.data.pictures import FORMATS as FORMATS
+from sot.data.pictures import open_picture, to_rgb
 
 logger = logging.getLogger("sot")
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others call programs, or are read by nobody
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
 PURPOSES = {"train": "train", "val": "validate"}
 
@@ -83,10 +87,7 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         picture, label = self.items[index]
-        if isinstance(picture, Image.Image):
-            return picture.convert("RGB"), int(label)
-        with Image.open(picture, formats=FORMATS) as opened:
-            return opened.convert("RGB"), int(label)
+        return to_rgb(picture) if isinstance(picture, Image.Image) else open_picture(picture), int(label)
 
     def filename(self, index: int) -> str:
         """Path of a picture, where the items have one."""
@@ -141,10 +142,12 @@ def digits(seed: int, val_share: float) -> ImageData:
 def folder(path: Path, seed: int, val_share: float) -> ImageData:
     """Class folders in `train` and `val`, or in the folder itself, which is then split."""
     found = {
-        key: next((path / name for name in names if (path / name).is_dir()), None) for key, names in SPLITS.items()
+        key: next((path / name for name in names if _has_folders(path / name)), None) for key, names in SPLITS.items()
     }
     if found["train"] is None or found["val"] is None:
         files, labels = _files(found["train"] or found["val"] or path)
+        if set(labels) <= {name for names in SPLITS.values() for name in names}:
+            raise ValueError(f"{path} needs one folder for each class in {' and '.join(labels)}")
         return random_split(Pictures(files), labels, seed, val_share)
     (train, labels), (val, val_labels) = _files(found["train"]), _files(found["val"])
     if labels != val_labels:
@@ -153,12 +156,26 @@ def folder(path: Path, seed: int, val_share: float) -> ImageData:
     return ImageData(Pictures(train), Pictures(val), labels)
 
 
+def _has_folders(path: Path) -> bool:
+    """Whether it can be a split: a folder of pictures alone is a class that is called so."""
+    return path.is_dir() and any(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(path))
+
+
 def _files(path: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    files, classes = find_images_and_targets(str(path))
-    if not files:
+    """The pictures in the folder of each class, however deep; what is hidden is no picture of anybody's."""
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+    found = [file for file, _ in find_images_and_targets(str(path), types=suffixes)[0]]
+    places = [(file, file[len(str(path)) :].strip(os.sep).split(os.sep)) for file in found]
+    places = [(file, parts) for file, parts in places if not any(part.startswith(".") for part in parts)]
+    stray = [file for file, parts in places if len(parts) == 1]
+    if stray:
+        logger.warning("Left out %d pictures in no folder of a class, first %s.", len(stray), stray[0])
+    classes = sorted({parts[0] for _, parts in places if len(parts) > 1}, key=natural_key)
+    if not classes:
         raise ValueError(f"{path} holds no pictures: it needs one folder for each class")
-    _check_classes(list(classes), path)
-    return files, list(classes)
+    _check_classes(classes, path)
+    numbers = {name: number for number, name in enumerate(classes)}
+    return [(file, numbers[parts[0]]) for file, parts in places if len(parts) > 1], classes
 
 
 def _check_classes(classes: list[str], path: Path) -> None:
@@ -182,6 +199,9 @@ def torch_set(name: str, root: str) -> ImageData:
     if not root:
         raise ValueError(f"{name} needs the folder of its files: {name}@FOLDER")
     train, val = (_open_torch(name, root, split) for split in ("train", "validation"))
+    for part in (train, val):
+        if hasattr(part, "loader"):  # of folders; torchvision's own heeds neither EXIF nor 16 bits
+            part.loader = open_picture
     if hasattr(train, "samples") and train.samples == val.samples:  # timm falls back to the folder itself
         raise ValueError(f"{root} has no folder to validate on: it needs train and val")
     labels = next((getattr(train, key) for key in ("wnids", "classes", "all_categories") if hasattr(train, key)), None)

@@ -130,7 +130,7 @@ def load_task(name: str, data: str | Path | None) -> TextData:
         _check_rows(rows, columns, source)
     if labels is None and "dev" in tables and len(tables["dev"][1]) < 2:
         raise ValueError(f"{tables['dev'][0]} has one row, and a correlation needs at least two")
-    splits = {key: _split(rows, columns, labels, source) for key, (source, rows) in tables.items()}
+    splits = {key: _split(rows, columns, labels, source, numbered=True) for key, (source, rows) in tables.items()}
     return TextData(splits.get("train"), splits.get("dev"), labels, task.metric)
 
 
@@ -186,6 +186,9 @@ def _from_tables(
     tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None = None
 ) -> TextData:
     for source, rows in tables.values():
+        for number, row in enumerate(rows, 1):
+            if None in row:  # where csv puts what is left: mostly of a text that holds the separator
+                raise ValueError(f"{source}, row {number}: more cells than the {len(row) - 1} of the header")
         _check_rows(rows, columns, source)
     if labels is None:
         _, rows = tables.get("train") or tables["dev"]
@@ -197,7 +200,7 @@ def _from_tables(
 
 
 def _by_number_then_name(label: str) -> tuple[bool, int, str]:
-    number = label.lstrip("-").isdigit()
+    number = label.removeprefix("-").isdecimal()
     return not number, int(label) if number else 0, label
 
 
@@ -225,6 +228,9 @@ def _parsed(lines: Iterable[str], file: Path, header: tuple[str, ...] | None) ->
 
 def _cells(reader: csv.DictReader[str], file: Path) -> Iterator[Row]:
     try:
+        names = list(filter(None, reader.fieldnames or ()))
+        if len(set(names)) < len(names):
+            raise ValueError(f"{file} has two columns of one name; it has {', '.join(names)}")
         yield from reader
     except csv.Error as error:  # a cell of more than 131,072 characters, mostly for want of a closing quote
         raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error  # where the row begins
@@ -250,11 +256,23 @@ def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
         for number, row in enumerate(rows, 1):
             if row.get(name) is None or (name == columns.label and row[name] == ""):
                 raise ValueError(f"{file}, row {number}: nothing in column {name!r}")
+            if not _is_unicode(str(row[name])):
+                raise ValueError(f"{file}, row {number}: column {name!r} is not Unicode, got {str(row[name])!a}")
 
 
-def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str) -> TextSplit:
+def _is_unicode(text: str) -> bool:
+    """JSON may escape half of a pair of surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str, numbered: bool = False) -> TextSplit:
     numbers = {} if labels is None else {name: float(i) for i, name in enumerate(labels)}
-    numbers |= {str(i): float(i) for i in range(len(numbers)) if str(i) not in numbers}  # GLUE writes some as numbers
+    if numbered:  # GLUE writes some by their number; in a table 0 may be a label like -1 and 1
+        numbers |= {str(i): float(i) for i in range(len(numbers))}
     values = []
     for number, row in enumerate(rows, 1):
         value = str(row[columns.label])

@@ -149,3 +149,9 @@ def timm_processor(model: Any, model_args: Mapping[str, Any]) -> BitImageProcess
         image_mean=list(data["mean"]),
         image_std=list(data["std"]),
     )
+
+
+def resize_processor(processor: BitImageProcessor, size: int) -> None:
+    """Have pictures read at another size, the share that the crop keeps staying as it is."""
+    edge = processor.size["shortest_edge"] * size / min(processor.crop_size["height"], processor.crop_size["width"])
+    processor.size, processor.crop_size = {"shortest_edge": int(edge)}, {"height": size, "width": size}

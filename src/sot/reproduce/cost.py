@@ -38,7 +38,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
     size = min(SAMPLES, recipe.batch_size)
     if unit.task is None:
         model = build_model(unit.model, unit.about_data["labels"], recipe, unit.head, False)
-        shape = data_config(model, recipe)["input_size"]
+        shape = data_config(model)["input_size"]
         inputs: dict[str, Any] = {"pixel_values": torch.randn(size, *shape)}
         seconds = _time_step(model, inputs) / size
         macs = float(measure_training(Logits(model), shape).macs)

@@ -219,7 +219,7 @@ def _size(unit: Unit, texts: TextData | None) -> dict[str, int | None]:
     if texts is not None:
         return {"params": count_parameters(build_text_model(unit.model, texts, unit.recipe, unit.head)), "macs": None}
     model = build_model(unit.model, unit.about_data["labels"], unit.recipe, unit.head, False)
-    size = measure(Logits(model), data_config(model, unit.recipe)["input_size"])
+    size = measure(Logits(model), data_config(model)["input_size"])
     return {"params": size.params, "macs": size.all_macs}
 
 
