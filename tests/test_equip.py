@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -301,6 +302,20 @@ def test_image_processor_of_a_timm_model_is_its_evaluation_transform(tmp_path):
         (lambda: sot.equip("test_vit"), "num_classes is needed"),
         (lambda: sot.equip("test_vit", 3, labels=["a", "b"]), "num_classes is 3, but there are 2 labels"),
         (lambda: sot.equip("test_vit", labels=["a", "a"]), "labels must differ"),
+        (lambda: sot.equip("test_vit", labels="cat"), "labels must be a list of at least one name, got 'cat'"),
+        (
+            lambda: sot.equip("test_vit", labels={"a": 0, "b": 1}),
+            "labels must be a list of at least one name, got {'a'",
+        ),
+        (lambda: sot.equip("test_vit", labels={"a"}), "labels must be a list of at least one name, got {'a'}"),
+        (lambda: sot.equip("test_vit", labels=[]), r"labels must be a list of at least one name, got \[\]"),
+        (lambda: sot.equip("test_vit", 2.0), r"num_classes must be an integer >= 1, got 2\.0"),
+        (lambda: sot.equip("test_vit", True), "num_classes must be an integer >= 1, got True"),
+        (lambda: sot.equip("test_vit", 2, label_smoothing=2), "label_smoothing must be between 0 and 1, got 2"),
+        (lambda: sot.equip("test_vit", 2, label_smoothing=-1), "label_smoothing must be between 0 and 1, got -1"),
+        (lambda: sot.equip("test_vit", 2, label_smoothing="a"), "label_smoothing must be between 0 and 1, got 'a'"),
+        (lambda: sot.equip("test_vit", 2, problem_type="foo"), "unknown problem_type 'foo'; accepted: regression, sin"),
+        (lambda: sot.equip(backbone(ENCODERS["bert"]), 2, embed="densenet"), "timm models only, got BertModel"),
         (lambda: sot.equip("test_vit", 3, {"pool": "avg"}), "unknown pool 'avg'"),
         (lambda: sot.equip(nn.Linear(2, 2), 3), "neither of timm nor of transformers"),
         (lambda: sot.equip("crossvit_9_240", 3, pretrained=False), "two token sequences of different widths"),
@@ -311,6 +326,10 @@ def test_image_processor_of_a_timm_model_is_its_evaluation_transform(tmp_path):
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_number_of_classes_of_numpy_is_one():
+    assert sot.equip("test_vit", np.int64(2), HEAD, pretrained=False).num_labels == 2
 
 
 def test_folders_that_are_not_models_or_have_the_head_already(tmp_path):

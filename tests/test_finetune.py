@@ -49,9 +49,17 @@ def test_fine_tuning_mistakes(stand_ins, tmp_path):
         (["--task", "cola"], "task cola needs --data"),
         ([], "name a --task, or give --data a table"),
         (["--task", "acceptability", "--recipe", "digits"], "recipe digits is for images"),
+        (["--task", "acceptability", "--dev", "no.csv"], "--dev no.csv is for tables, and task acceptability has its"),
+        (["--task", "acceptability", "--text", "foo"], "--text foo is for tables, and task acceptability has its own"),
+        (["--task", "acceptability", "--pair", "foo"], "--pair foo is for tables, and task acceptability has its own"),
+        (["--task", "acceptability", "--label", "foo"], "--label foo is for tables, and task acceptability has its"),
+        (["--data", "hfds/a", "--dev", "no.csv"], "--dev no.csv is for tables, and hfds/a has its own"),
+        (["--task", "acceptability", "--head", "heads=[1"], "the value of 'heads=[1' is not valid YAML"),
+        (["--task", "acceptability", "--head", "exponent="], "exponent must be in (0, 1], got None"),
     ):
         result = sot("finetune", "--model", model, "--out", tmp_path / "out", *options)
-        assert result.returncode == 2 and message in result.stderr and not (tmp_path / "out").exists()
+        assert result.returncode == 2 and message in " ".join(result.stderr.split()), result.stderr
+        assert "Traceback" not in result.stderr and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -58,6 +58,8 @@ def test_tables_in_three_formats_give_the_same_data(tmp_path):
 def test_numeric_labels_are_ordered_by_size(tmp_path):
     file = write(tmp_path, "a.csv", "sentence,label\na,10\nb,2\nc,1\n")
     assert load_table(file, None, Columns()).labels == ["1", "2", "10"]
+    file = write(tmp_path, "a.csv", "sentence,label\na,²\nb,--1\nc,2\nd,-1\ne,-\n")
+    assert load_table(file, None, Columns()).labels == ["-1", "2", "-", "--1", "²"]
 
 
 def test_acceptability_is_balanced_in_twins_without_overlap():

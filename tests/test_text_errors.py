@@ -37,6 +37,15 @@ SMALL = {**SIZES, "hidden_size": 16, "intermediate_size": 16, "pad_token_id": 1}
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": null, "label": 0}', "row 2: nothing in column 'sent"),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"sentence": "b"}', "row 2: nothing in column 'label'"),
         ("a.jsonl", '{"sentence": "a", "label": 1}\n{"label": 0}', "row 2: nothing in column 'sentence'"),
+        ("a.csv", "label,sentence\nx,a\ny,well, no\n", "a.csv, row 2: more cells than the 2 of the header"),
+        ("a.tsv", "label\tsentence\nx\ta\tb\ny\tc\n", "a.tsv, row 1: more cells than the 2 of the header"),
+        (
+            "a.csv",
+            "sentence,label,sentence\na,x,b\n",
+            "a.csv has two columns of one name; it has sentence, label, sent",
+        ),
+        ("a.tsv", "label\tsentence\tlabel\nx\ta\ty\n", "a.tsv has two columns of one name; it has label, sentence"),
+        ("a.jsonl", '{"sentence": "\\ud800", "label": 1}', r"row 1: column 'sentence' is not Unicode, got '\\ud800'"),
         ("a.csv", f'sentence,label\na,x\n"{"b" * 140_000},y\n', r"a.csv, line 3: field larger than field limit \(131"),
         ("a.tsv", f"sentence\tlabel\na\tx\n{'b' * 140_000}\ty\n", "a.tsv, line 3: field larger than field limit"),
     ],
@@ -47,6 +56,21 @@ def test_a_table_that_cannot_be_read_whole_is_refused_with_its_row(name, text, m
         load_table(file, file, Columns())
     with pytest.raises(ValueError, match=message):  # as `sot evaluate` reads it
         load_table(None, file, Columns(), ["x", "y", "0", "1"])
+
+
+def test_a_number_is_no_name_of_a_class_in_a_table(tmp_path):
+    """GLUE's are written so; here 0 would count as the class called -1."""
+    train = write(tmp_path, "train.csv", "sentence,label\na,-1\nb,1\n")
+    dev = write(tmp_path, "dev.csv", "sentence,label\na,0\n")
+    with pytest.raises(ValueError, match=r"dev.csv, row 1: label '0' is none of -1, 1"):
+        load_table(train, dev, Columns())
+    with pytest.raises(ValueError, match=r"dev.csv, row 1: label '0' is none of no, yes"):
+        load_table(None, dev, Columns(), ["no", "yes"])
+
+
+def test_columns_without_a_name_may_be_many(tmp_path):
+    file = write(tmp_path, "a.csv", "sentence,label,,\na,x,,\nb,y,,\n")
+    assert load_table(file, None, Columns()).train.texts == ["a", "b"]
 
 
 def test_the_built_in_task_takes_no_data():

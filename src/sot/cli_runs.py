@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from rich.text import Text
 
 from sot.core.head import HeadConfig
 from sot.recipe import Recipe, load_recipe, recipe_names
@@ -55,7 +57,10 @@ def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
         name, separator, value = part.partition("=")
         if not separator:
             raise ValueError(f"a head setting has the form key=value, got {part!r}; or --head none")
-        settings[name.strip()] = yaml.safe_load(value)
+        try:
+            settings[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError(f"the value of {part!r} is not valid YAML") from None
     return HeadConfig.from_dict(settings)
 
 
@@ -82,7 +87,7 @@ def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
     if as_json:
         typer.echo(json.dumps(scores))
         return
-    table = Table("score", title=title)
+    table = Table("score", title=Text(title))
     table.add_column("value", justify="right")
     for name, value in scores.items():
         table.add_row(name.removeprefix("eval_"), f"{value:.4f}")
@@ -147,10 +152,16 @@ def text_data(
     from sot.data.text import Columns, load_set, load_table, load_task
 
     if task is not None:
+        given, usual = (dev, *columns), (None, *astuple(Columns()))
+        for option, value, default in zip(("--dev", "--text", "--pair", "--label"), given, usual):
+            if value != default:
+                raise ValueError(f"{option} {value} is for tables, and task {task} has its own")
         return load_task(task, data), task
     if data is None:
         raise ValueError("name a --task, or give --data a table with columns --text and --label")
     if data.startswith("hfds/"):
+        if dev is not None:
+            raise ValueError(f"--dev {dev} is for tables, and {data} has its own")
         return load_set(data, Columns(*columns), labels), data
     train = Path(data) if labels is None else None
     return load_table(train, dev if train else Path(data), Columns(*columns), labels), Path(data).name
@@ -191,9 +202,11 @@ def finetune(
     chosen, parsed = _prepare(recipe, settings, head, "text")
     table, name = text_data(task, data, dev, (text, pair, label))
     from sot.finetune import fine_tune
+    from sot.run import full_name
 
+    source = {"source": data and full_name(data), "dev": dev and full_name(str(dev)), "columns": [text, pair, label]}
     options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": report_to}
-    metrics = fine_tune(model, table, name, out, chosen, parsed, **options)  # type: ignore[arg-type]
+    metrics = fine_tune(model, table, name, out, chosen, parsed, source=source, **options)  # type: ignore[arg-type]
     print_scores(metrics, as_json, f"{model} on {name}, in {out}")
 
 

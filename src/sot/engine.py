@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 
 from sot.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
 from sot.recipe import Recipe
@@ -71,9 +72,22 @@ def parameter_groups(model: Any, recipe: Recipe) -> list[dict[str, Any]]:
 def _layer_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
     if decay == 1.0:
         return {}
+    if isinstance(backbone, PreTrainedModel):
+        return _numbered_scales(backbone, decay)
     names = {id(parameter): name for name, parameter in backbone.named_parameters()}
     groups = param_groups_layer_decay(backbone, layer_decay=decay)
     return {names[id(p)]: float(group["lr_scale"]) for group in groups for p in group["params"]}
+
+
+def _numbered_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
+    """By the first number in a name of Hugging Face's: embeddings come before all layers, what is left after them."""
+    names = [name for name, _ in backbone.named_parameters()]
+    layers = {name: int(found[1]) + 1 for name in names if (found := re.search(r"\.(\d+)\.", name))}
+    if not layers:
+        raise ValueError(f"layer_decay must be 1 for {type(backbone).__name__}, which has no layers, got {decay}")
+    first, top = names.index(next(iter(layers))), max(layers.values()) + 1
+    rest = {name: 0 if index < first or "emb" in name else top for index, name in enumerate(names)}
+    return {name: decay ** (top - layer) for name, layer in {**rest, **layers}.items()}
 
 
 class Average:

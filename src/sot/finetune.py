@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,19 @@ from transformers import DataCollatorWithPadding, set_seed
 from sot.core.head import HeadConfig
 from sot.data.text import TextData, TextSplit
 from sot.engine import SoTTrainer
+from sot.files import read_object
 from sot.metrics import text_scores
 from sot.models.equip import equip
 from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForSequenceClassification
 from sot.recipe import Recipe
-from sot.run import execute, open_run, show_bars_on_terminals_only
+from sot.run import RUN_FILE, execute, open_run, show_bars_on_terminals_only
 from sot.train import split_batch, training_arguments
+
+IMAGES_ONLY = (  # keys of a recipe
+    *("drop_path", "embed", "model_args", "img_size", "mixup", "cutmix", "erasing", "rand_augment"),
+    *("color_jitter", "flip", "scale"),
+)
 
 
 class TextSet(Dataset[dict[str, Any]]):
@@ -41,6 +48,10 @@ def build_text_model(
     model: str, data: TextData, recipe: Recipe, head: HeadConfig | None
 ) -> SoTForSequenceClassification:
     """The equipped model; `head` None is the conventional one, the class token alone."""
+    usual = Recipe()
+    for key in IMAGES_ONLY:
+        if getattr(recipe, key) != getattr(usual, key):
+            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for the text model {model}")
     regression = data.labels is None
     built = equip(
         model,
@@ -58,6 +69,12 @@ def build_text_model(
     return built
 
 
+def _as_kept(file: Path, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `source` what a run has kept: the first ones kept the name of their data only, and go on with that."""
+    before = read_object(file) if file.is_file() else source
+    return {name: value for name, value in source.items() if name in before}
+
+
 def fine_tune(
     model: str,
     data: TextData,
@@ -70,8 +87,12 @@ def fine_tune(
     overwrite: bool = False,
     accumulation: int = 1,
     report_to: str = "tensorboard",
+    source: Mapping[str, Any] | None = None,
 ) -> dict[str, float]:
-    """Fine-tune on `data` (called `name`) and leave the run in `out`; returns its last evaluation."""
+    """Fine-tune on `data` (called `name`) and leave the run in `out`; returns its last evaluation.
+
+    `source` is what else tells the data from others of this name, for `resume` to refuse those.
+    """
     if data.train is None or data.dev is None:
         raise ValueError(f"{name} needs a training and a development set")
     show_bars_on_terminals_only()
@@ -79,11 +100,13 @@ def fine_tune(
     set_seed(recipe.seed)
     built = build_text_model(model, data, recipe, head)
     tokenizer, regression = built.processor, data.labels is None
+    tokenizer.model_max_length = recipe.max_length  # saved with the model, so that pipelines cut texts as training does
     settings = None if head is None else head.to_dict()
     identity = {"command": "finetune", "model": model, "data": name, "head": settings}
     order = "group_by_length" if recipe.group_by_length else "random"
     args = training_arguments(recipe, out, {**batches, "report_to": report_to, "train_sampling_strategy": order})
-    open_run(out, identity, recipe, resume, overwrite)
+    known = _as_kept(out / RUN_FILE, source or {}) if resume else source or {}
+    open_run(out, {**identity, **known}, recipe, resume, overwrite)
     trainer = SoTTrainer(
         recipe,
         model=built,

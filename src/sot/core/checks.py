@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+
+
+def is_number(value: Any) -> bool:
+    """Whether it can be compared with numbers and is no truth value, which Python counts among them."""
+    return hasattr(value, "__float__") and not isinstance(value, bool)
 
 
 def check_exponent(exponent: float) -> None:
     """Raise ValueError unless `0 < exponent <= 1`."""
-    if not 0 < exponent <= 1:
-        raise ValueError(f"exponent must be in (0, 1], got {exponent}")
+    if not is_number(exponent) or not 0 < exponent <= 1:
+        raise ValueError(f"exponent must be in (0, 1], got {exponent!r}")
 
 
 def check_positive(**counts: int) -> None:
@@ -16,6 +23,13 @@ def check_positive(**counts: int) -> None:
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be an integer >= 1, got {count!r}")
+
+
+def check_bool(**switches: bool) -> None:
+    """Raise ValueError unless every switch is one."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} must be true or false, got {value!r}")
 
 
 def check_matrix(matrix: Tensor, square: bool = False) -> None:

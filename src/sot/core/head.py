@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sot.core.checks import check_exponent, check_positive
+from sot.core.checks import check_bool, check_exponent, check_positive, is_number
 from sot.core.normalizers import NORMS
 from sot.core.pooling import (
     AttentionPool,
@@ -70,8 +70,9 @@ class HeadConfig:
         if self.norm is not None:
             _choice("norm", self.norm, list(NORMS))
         check_exponent(self.exponent)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
+        check_bool(center=self.center, pre_norm=False if self.pre_norm is None else self.pre_norm)
         names = ("heads", "left_dim", "right_dim", "num_values", "reduced_dim")
         check_positive(**{name: getattr(self, name) for name in names})
         for name in ("num_iterations", "num_queries", "representation_size", "class_width"):

@@ -61,9 +61,8 @@ def split_words(model: SoTForSequenceClassification, tokenizer: Any, text: str, 
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"{type(tokenizer).__name__} does not say which word a token is from: a fast tokenizer does")
     texts = [text] if pair is None else [text, pair]
-    for given in texts:
-        if not given.strip():
-            raise ValueError("there is no word in the text to explain")
+    if not any(map(str.strip, texts)):
+        raise ValueError("there is no word in the text to explain")
     limit = token_limit(model, tokenizer)
     encoded = tokenizer(*texts, truncation=True, max_length=limit, return_tensors="pt", return_offsets_mapping=True)
     offsets = encoded["offset_mapping"][0].tolist()

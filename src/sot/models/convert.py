@@ -35,6 +35,7 @@ RENAMES = (
 
 
 ARCHITECTURES = {(256, 7): "sot_7", (240, 12): "sot_tiny", (384, 14): "sot_small", (528, 24): "sot_base"}
+NO_WEIGHTS = "{} holds no plain weights; accepted: safetensors, or tensors by name by torch.save"
 
 
 @dataclass
@@ -163,11 +164,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, EOFError, RuntimeError):
-            raise ValueError(
-                f"{path} holds no plain weights; accepted: safetensors, or tensors by torch.save"
-            ) from None
+            raise ValueError(NO_WEIGHTS.format(path)) from None
     for wrapper in ("state_dict_ema", "state_dict", "model"):
-        state = state.get(wrapper) or state  # type: ignore[assignment]  # a checkpoint holds the state dict inside
+        inner = state.get(wrapper) if isinstance(state, Mapping) else None
+        state = inner if isinstance(inner, Mapping) and inner else state  # a checkpoint holds the state dict inside
+    if not isinstance(state, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    ):
+        raise ValueError(NO_WEIGHTS.format(path))
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 

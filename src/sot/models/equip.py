@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +13,14 @@ import timm
 from torch import nn
 from transformers import (
     MODEL_MAPPING,
-    AutoConfig,
-    AutoImageProcessor,
-    AutoModel,
-    AutoModelForTextEncoding,
-    AutoTokenizer,
     PreTrainedModel,
     TimmWrapperConfig,
     TimmWrapperModel,
 )
 
+from sot.core.checks import is_number
 from sot.core.head import HeadConfig
-from sot.models.configuration import SoTConfig, is_encoder_decoder
+from sot.models.configuration import SoTConfig
 from sot.models.embedding import TokenEmbed
 from sot.models.from_timm import (
     check_twin,
@@ -38,13 +35,14 @@ from sot.models.from_transformers import (
     copy_config,
     ensure_padding,
     find_class_position,
-    knows_words,
+    load_transformers,
     transformers_layout,
 )
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, build_backbone
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 
 logger = logging.getLogger("sot")
 EXPONENT = 0.25  # of heads that name no normalisation: it scored higher than the paper's 0.5, see docs/results.md
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 Equipped = SoTForImageClassification | SoTForSequenceClassification
 
@@ -83,15 +81,18 @@ def equip(
         model_args: Arguments a timm model is (or was) built with beside its name.
         trust_remote_code: Allow a Hugging Face folder or hub name to run its own code.
     """
+    _check_loss(label_smoothing, problem_type)
     settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
-    num_classes, names = _classes(num_classes, labels, model)
+    names = _classes(num_classes, labels, model)
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     config = head if isinstance(head, HeadConfig) else _exact_unless_fast(head or {})
     if _is_timm(model):
         return _equip_timm(model, config, settings, embed, depth, pretrained, dict(model_args or {}))
-    source, processor = _load_transformers(model, pretrained, class_pooler, trust_remote_code)
+    source, processor = load_transformers(model, pretrained, class_pooler, trust_remote_code)
+    if embed is not None:
+        raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     if source.main_input_name == "pixel_values":
-        return _equip_vision(source, processor, config, settings, embed, depth)
+        return _equip_vision(source, processor, config, settings, depth)
     settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
     return _equip_text(source, processor, config, settings, depth)
 
@@ -107,23 +108,42 @@ def _exact_unless_fast(settings: Mapping[str, Any]) -> HeadConfig:
     return replace(head, norm="svpn", exponent=settings.get("exponent", EXPONENT))
 
 
-def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> tuple[int, list[str]]:
+def _check_loss(label_smoothing: float, problem_type: str | None) -> None:
+    if not is_number(label_smoothing) or not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing!r}")
+    if problem_type is not None and problem_type not in PROBLEMS:
+        raise ValueError(f"unknown problem_type {problem_type!r}; accepted: {', '.join(PROBLEMS)}")
+
+
+def _count(num_classes: Any) -> int:
+    try:
+        count = 0 if isinstance(num_classes, bool) else operator.index(num_classes)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"num_classes must be an integer >= 1, got {num_classes!r}")
+    return count
+
+
+def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> list[str]:
     if num_classes is None and labels is None:
         old = _old_labels(model)
         count = getattr(model, "num_classes", None)
         if old is None and not count:
             raise ValueError("num_classes is needed: how many classes shall the head tell apart?")
         labels = list(old.values()) if old else [f"LABEL_{i}" for i in range(int(count or 0))]
+    if num_classes is not None:
+        num_classes = _count(num_classes)
     if labels is None:
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-            raise ValueError(f"num_classes must be an integer >= 1, got {num_classes!r}")
-        labels = [f"LABEL_{i}" for i in range(num_classes)]
-    names = [str(label) for label in labels]
+        labels = [f"LABEL_{i}" for i in range(num_classes or 0)]
+    names = [] if isinstance(labels, str | Mapping | set | frozenset) else [str(label) for label in labels]
+    if not names:
+        raise ValueError(f"labels must be a list of at least one name, got {labels!r}")
     if num_classes is not None and len(names) != num_classes:
         raise ValueError(f"num_classes is {num_classes}, but there are {len(names)} labels")
     if len(set(names)) != len(names):
         raise ValueError(f"labels must differ, got {names}")
-    return len(names), names
+    return names
 
 
 def _old_labels(model: Any) -> dict[Any, str] | None:
@@ -192,54 +212,13 @@ def _embedding(model: nn.Module) -> tuple[str, ...]:
 # --- transformers ------------------------------------------------------------------------------------------
 
 
-def _load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -> tuple[PreTrainedModel, Any]:
-    """The bare backbone of a model, name or folder, and its processor or tokenizer where there is one."""
-    if isinstance(model, PreTrainedModel):
-        bare = isinstance(model, MODEL_MAPPING.get(type(model.config), ())) or is_encoder_decoder(model.config)
-        inner = model if bare else getattr(model, model.base_model_prefix, model)
-        return inner, _processor(model.name_or_path, inner, trust)
-    if isinstance(model, nn.Module):
-        raise ValueError(
-            f"{type(model).__name__} is neither of timm nor of transformers: use SecondOrderHead on its tokens"
-        )
-    name = str(model)
-    if Path(name).is_dir():
-        folder_config(Path(name))
-    try:
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        accepted = "a timm name (see timm.list_models()), a Hugging Face hub name, or a folder with config.json"
-        raise ValueError(f"unknown model {name!r}; accepted: {accepted}") from error
-    if isinstance(config, SoTConfig):
-        raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
-    if pretrained:
-        loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
-        source = loader.from_pretrained(name, trust_remote_code=trust)
-    else:
-        source = build_backbone(config, pooler)
-    return source, _processor(name, source, trust)
-
-
-def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
-    """The image processor or tokenizer of a name or folder, if it has one."""
-    loader = AutoImageProcessor if source.main_input_name == "pixel_values" else AutoTokenizer
-    try:
-        found = loader.from_pretrained(name, trust_remote_code=trust) if name else None
-    except (OSError, ValueError, ImportError, TypeError, KeyError):
-        return None
-    return found if found is None or loader is AutoImageProcessor or knows_words(found) else None
-
-
 def _equip_vision(
     source: PreTrainedModel,
     processor: Any,
     head: HeadConfig,
     settings: dict[str, Any],
-    embed: str | None,
     depth: int | None,
 ) -> SoTForImageClassification:
-    if embed is not None:
-        raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     config = copy_config(source.config, depth)
     if config.model_type == "vit_mae":
         config.mask_ratio = 0.0

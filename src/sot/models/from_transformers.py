@@ -1,19 +1,69 @@
-"""What `equip` has to know of a transformers model: its depth, where its tokens are, its padding."""
+"""What `equip` has to know of a transformers model: how to load it, its depth, where its tokens are, its padding."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
-from sot.models.configuration import check_depth
+from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
+from sot.models.from_timm import folder_config
 from sot.models.modeling import SoTForSequenceClassification, build_backbone
 from sot.models.tokens import Layout, find_layout
 
 logger = logging.getLogger("sot")
+
+
+def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -> tuple[PreTrainedModel, Any]:
+    """The bare backbone of a model, name or folder, and its processor or tokenizer where there is one."""
+    if isinstance(model, PreTrainedModel):
+        bare = isinstance(model, MODEL_MAPPING.get(type(model.config), ())) or is_encoder_decoder(model.config)
+        inner = model if bare else getattr(model, model.base_model_prefix, model)
+        return inner, _processor(model.name_or_path, inner, trust)
+    if isinstance(model, nn.Module):
+        raise ValueError(
+            f"{type(model).__name__} is neither of timm nor of transformers: use SecondOrderHead on its tokens"
+        )
+    name = str(model)
+    if Path(name).is_dir():
+        folder_config(Path(name))
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
+    except (OSError, ValueError) as error:
+        accepted = "a timm name (see timm.list_models()), a Hugging Face hub name, or a folder with config.json"
+        raise ValueError(f"unknown model {name!r}; accepted: {accepted}") from error
+    if isinstance(config, SoTConfig):
+        raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
+    if pretrained:
+        loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
+        source = loader.from_pretrained(name, trust_remote_code=trust)
+    else:
+        source = build_backbone(config, pooler)
+    return source, _processor(name, source, trust)
+
+
+def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
+    """The image processor or tokenizer of a name or folder, if it has one."""
+    loader = AutoImageProcessor if source.main_input_name == "pixel_values" else AutoTokenizer
+    try:
+        found = loader.from_pretrained(name, trust_remote_code=trust) if name else None
+    except (OSError, ValueError, ImportError, TypeError, KeyError):
+        return None
+    return found if found is None or loader is AutoImageProcessor or knows_words(found) else None
 
 
 def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
@@ -49,6 +99,7 @@ def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
     if tokenizer.pad_token is None:
         tokenizer.add_special_tokens({"pad_token": "<pad>"})
         logger.warning("The tokenizer had no padding token: added %r as number %d.", "<pad>", tokenizer.pad_token_id)
+    tokenizer.padding_side = "right"  # some backbones count the padding before a text among its positions
     if len(tokenizer) > model.backbone.get_input_embeddings().num_embeddings:
         model.backbone.resize_token_embeddings(len(tokenizer))
         model.config.backbone_config = model.backbone.config

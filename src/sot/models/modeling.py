@@ -48,6 +48,17 @@ def shared_weights(model: nn.Module, prefix: str) -> dict[str, str]:
     return {name: first[parameter] for name, parameter in names if first.setdefault(parameter, name) != name}
 
 
+def counts_padding(backbone: nn.Module) -> bool:
+    """Whether positions in a table are counted from the first column, padding or not, unless they are passed.
+
+    RoBERTa and its kin count from their padding token, others from the mask, and rotary or relative ones do not care.
+    """
+    if "position_ids" not in inspect.signature(backbone.forward).parameters:
+        return False
+    tables = [module for name, module in backbone.named_modules() if "position" in name or name.endswith("wpe")]
+    return any(type(table) is nn.Embedding and table.padding_idx is None for table in tables)
+
+
 class SoTPreTrainedModel(PreTrainedModel):
     """What both models share: the composition, the loss, and what transformers wants to know."""
 
@@ -198,6 +209,15 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
 
     main_input_name = "input_ids"
 
+    def __init__(self, config: SoTConfig) -> None:
+        super().__init__(config)
+        self.counts_padding = counts_padding(self.backbone)
+
+    def positions(self, mask: Tensor) -> Tensor:
+        """Positions `(batch, length)` counted from the first kept token."""
+        padding = (mask.cumsum(1) == 0).sum(1, keepdim=True)
+        return (torch.arange(mask.shape[1], device=mask.device) - padding).clamp(min=0)
+
     def tokens(self, hidden: Tensor, pooled: Tensor | None, mask: Tensor | None) -> Tokens:
         """The first or last kept token as class token, the other kept tokens as words, whatever side is padded."""
         mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask != 0
@@ -217,11 +237,15 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
+        token_type_ids: Tensor | None = None,  # by name: torch.export takes no tensors among the others
         **kwargs: Any,
     ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
         """Logits of texts `(batch, length)`, and the loss if `labels` are given."""
         kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
         kwargs |= {"inputs_embeds": inputs_embeds} if input_ids is None else {"input_ids": input_ids}
+        kwargs |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        if self.counts_padding and attention_mask is not None:
+            kwargs.setdefault("position_ids", self.positions(attention_mask))
         outputs = self.backbone(attention_mask=attention_mask, return_dict=True, **kwargs)
         pooled = outputs.pooler_output if self.config.class_pooler else None
         tokens = self.tokens(outputs.last_hidden_state, pooled, attention_mask)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -60,8 +60,13 @@ class Layout:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Layout:
-        """The inverse of `to_dict`."""
-        return cls(**{**values, "branches": [cls(**branch) for branch in values.get("branches", [])]})
+        """The inverse of `to_dict`; unknown fields are refused."""
+        known = [field.name for field in fields(cls)]
+        unknown = [name for name in values if name not in known]
+        if unknown or "dim" not in values:
+            wrong = f"unknown {', '.join(map(repr, unknown))}" if unknown else "it lacks 'dim'"
+            raise ValueError(f"the layout of the model is damaged: {wrong}; accepted: {', '.join(known)}")
+        return cls(**{**values, "branches": [cls.from_dict(branch) for branch in values.get("branches", [])]})
 
 
 # --- the rule ----------------------------------------------------------------------------------------------
