@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from sot.cli_runs import JsonOption, console, errors, progress
+from sot.cli_use import plain
 from sot.files import as_png, write_atomically
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def explain(
     from sot.evaluate import class_names, is_text_model, load_model
     from sot.explain import IMAGE_METHODS, TEXT_METHODS
     from sot.explain.explanation import check_method, class_index
+    from sot.run import check_folder
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}
     texts = is_text_model(folder)
@@ -60,9 +62,8 @@ def explain(
         class_index(names, target, "target")
     truths = _truths(label or [], images or [], names)
     if not texts:
-        _check_pictures(images or [])
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder, and {out} is a file")
+        _check_pictures(images or [], out)
+    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     opened = {name: load_model(path) for name, path in folders.items() if path is not None}
     (model, processor), options = opened.pop("model"), {**opened, "target": target}
@@ -75,6 +76,9 @@ def explain(
 
 
 def _check_inputs(folder: Path, texts: bool, images: list[Path], text: str | None, pair: str | None) -> None:
+    from sot.predict import check_unicode
+
+    check_unicode(text, pair)
     if texts and images:
         raise ValueError(f"{folder} is a model for texts: give --text, not pictures")
     if texts and text is None:
@@ -85,11 +89,14 @@ def _check_inputs(folder: Path, texts: bool, images: list[Path], text: str | Non
         raise ValueError(f"{folder} is a model for pictures: give at least one")
 
 
-def _check_pictures(images: list[Path]) -> None:
+def _check_pictures(images: list[Path], out: Path) -> None:
     from sot.explain import open_picture
 
+    figures = {(out / f"{name}.png").resolve() for name in ("columns", *_file_names(images))}
     for path in images:
         open_picture(path)
+        if path.resolve() in figures:
+            raise ValueError(f"a figure in {out} would replace the picture {path}: choose another --out")
 
 
 def _truths(given: list[str], images: list[Path], names: list[str]) -> list[str | None]:
@@ -108,11 +115,17 @@ def _truths(given: list[str], images: list[Path], names: list[str]) -> list[str 
 
 
 def _file_names(images: list[Path]) -> list[str]:
-    """Names without ending, numbered where two are the same."""
+    """Names without ending, numbered where two are the same, again if need be; `columns` is taken."""
     often = Counter(path.stem.lower() for path in images)
-    return [
-        path.stem if often[path.stem.lower()] == 1 else f"{number}-{path.stem}" for number, path in enumerate(images, 1)
-    ]
+    names: list[str] = []
+    taken = {"columns"}
+    for number, path in enumerate(images, 1):
+        name = path.stem if often[path.stem.lower()] == 1 else f"{number}-{path.stem}"
+        while name.lower() in taken:
+            name = f"{number}-{name}"
+        names.append(name)
+        taken.add(name.lower())
+    return names
 
 
 def _explain_images(
@@ -122,8 +135,7 @@ def _explain_images(
     from sot.explain.figure import mark
 
     found: list[ImageExplanation] = []
-    names = [f"picture-{name}" if name == "columns" else name for name in _file_names(images)]
-    for path, name, truth in progress(list(zip(images, names, truths)), "Explaining"):
+    for path, name, truth in progress(list(zip(images, _file_names(images), truths)), "Explaining"):
         explanation = explain_image(model, processor, open_picture(path), truth=truth, **options)
         write_atomically(out / f"{name}.png", explanation.png())
         write_atomically(out / f"{name}.npz", explanation.npz())
@@ -136,9 +148,9 @@ def _explain_images(
         return
     table = Table("picture", "predicted", *(column.name for column in found[0].columns), "true")
     for path, explanation in zip(images, found):
-        cells = [column.predicted + mark(column) for column in explanation.columns]
         name, score = explanation.predictions[0]
-        table.add_row(str(path), f"{name} {score:.3f}", *cells, explanation.truth or "")
+        cells = [column.predicted + mark(column) for column in explanation.columns]
+        table.add_row(*map(plain, (str(path), f"{name} {score:.3f}", *cells, explanation.truth or "")))
     console.print(table)
     _print_notes({note: None for explanation in found for note in explanation.notes}, found[0].method, out)
 
@@ -161,9 +173,9 @@ def _explain_text(
         typer.echo(json.dumps({"file": str(out / "text.html"), **_record(explanation), "words": words}))
         return
     name, score = explanation.predictions[0]
-    table = Table("word", *(column.name for column in explanation.columns), title=f"{name} {score:.3f}")
+    table = Table("word", *(column.name for column in explanation.columns), title=plain(f"{name} {score:.3f}"))
     for number, word in enumerate(explanation.words.names[:60]):
-        table.add_row(word, *(f"{column.strength[number]:.2f}" for column in explanation.columns))
+        table.add_row(plain(word), *(f"{column.strength[number]:.2f}" for column in explanation.columns))
     console.print(table)
     _print_notes(dict.fromkeys(explanation.notes), explanation.method, out)
 

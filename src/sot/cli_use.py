@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from sot.cli_runs import (
     BatchOption,
@@ -26,6 +28,24 @@ from sot.cli_runs import (
     text_data,
 )
 from sot.files import write_atomically
+
+if TYPE_CHECKING:
+    from sot.evaluate import Evaluation
+    from sot.predict import Prediction
+
+SEVERITIES = "1,3,5"
+
+
+def plain(text: str) -> Text:
+    """What users wrote, as it is: no markup, no emoji; of bytes that are no text their numbers."""
+    return Text(text.encode(errors="backslashreplace").decode())
+
+
+def _refuse(why: str, options: Mapping[str, bool]) -> None:
+    """Raise ValueError for options that were given and would be ignored."""
+    given = [name for name, is_given in options.items() if is_given]
+    if given:
+        raise ValueError(f"{why}: leave out {' and '.join(given)}")
 
 
 def _progress(items: Iterable[Any]) -> Iterable[Any]:
@@ -47,25 +67,41 @@ def evaluate(
     corruptions: Annotated[
         str | None, typer.Option(help="Corrupt pictures: common, all, noise, blur, weather, digital, or names.")
     ] = None,
-    severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = "1,3,5",
+    severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = SEVERITIES,
     batch_size: BatchOption = 64,
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
     from sot.evaluate import class_names, draw_confusion, evaluate_text, is_text_model, open_images
 
+    reads_texts = is_text_model(folder)
+    texts_only = {"--task": task is not None, "--text": text != "sentence", "--pair": pair is not None}
+    texts_only["--label"] = label != "label"
+    pictures_only = {"--samples": samples > 0, "--all-classes": all_classes, "--corruptions": corruptions is not None}
+    if reads_texts:
+        _refuse(f"{folder} is a model for texts", pictures_only)
+    else:
+        _refuse(f"{folder} is a model for pictures", texts_only)
     if corruptions is not None:
+        _refuse("--corruptions scores accuracy", {"--confusion": confusion is not None, "--all-classes": all_classes})
         _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
         return
-    if is_text_model(folder):
+    _refuse("there are no --corruptions", {"--severities": severities != SEVERITIES})
+    if confusion is not None and not confusion.parent.is_dir():
+        raise ValueError(f"--confusion {confusion} needs the folder {confusion.parent}, which is not there")
+    if reads_texts:
         texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
         result = evaluate_text(folder, texts, batch_size, _progress)
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")
     else:
         result = open_images(folder, data, samples).evaluate(batch_size, _progress, all_classes)
+    _show(result, folder, as_json)
     if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
+
+
+def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
         return
@@ -74,17 +110,16 @@ def evaluate(
     for column in ("samples", "recall", "precision"):
         table.add_column(column, justify="right")
     for name, samples, recall, precision in result.by_class():
-        table.add_row(name, str(samples), f"{recall:.3f}", f"{precision:.3f}")
+        table.add_row(plain(name), str(samples), f"{recall:.3f}", f"{precision:.3f}")
     console.print(table)
 
 
 def _evaluate_corrupted(
     folder: Path, data: str | None, wanted: str, severities: str, batch_size: int, samples: int, as_json: bool
 ) -> None:
-    from sot.evaluate import is_text_model
     from sot.robustness import corruption_names, evaluate_corrupted, mean_accuracy
 
-    if data is None or is_text_model(folder):
+    if data is None:
         raise ValueError("--corruptions needs an image model and --data")
     levels = [part.strip() for part in severities.split(",")]
     if not all(level.isdigit() for level in levels):
@@ -95,7 +130,7 @@ def _evaluate_corrupted(
         rows = [vars(each) for each in found]
         typer.echo(json.dumps({"clean": found[0].accuracy, "corrupted": mean_accuracy(found), "rows": rows[1:]}))
         return
-    table = Table("corruption", title=f"{folder}: accuracy")
+    table = Table("corruption", title=plain(f"{folder}: accuracy"))
     for number in numbers:
         table.add_column(f"severity {number}", justify="right")
     for name in dict.fromkeys(each.corruption for each in found[1:]):
@@ -108,6 +143,7 @@ def predict(
     folder: Annotated[Path, typer.Argument(help="A trained model, or a file that `sot export` made of one.")],
     inputs: Annotated[list[str] | None, typer.Argument(help="Pictures; or - for one path or text a line.")] = None,
     text: Annotated[list[str] | None, typer.Option(help="A text; repeatable.")] = None,
+    pair: Annotated[list[str] | None, typer.Option(help="The second text of a pair, one for each --text.")] = None,
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     batch_size: BatchOption = 32,
     as_json: JsonOption = False,
@@ -117,27 +153,51 @@ def predict(
     from sot.export import load_exported
     from sot.predict import predict_images, predict_texts
 
-    given = [line.rstrip("\n") for line in sys.stdin] if inputs == ["-"] else [*(inputs or []), *(text or [])]
-    if not given:
-        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
+    given = _given(inputs or [], text or [], pair or [])
     model, processor = load_exported(folder) if folder.suffix in (".onnx", ".pt2") else load_model(folder)
-    run = predict_texts if model.config.layout is None else predict_images
+    if model.config.layout is None:
+        predictions = predict_texts(model, processor, given, top, batch_size, pair)
+    else:
+        _refuse(f"{folder} is a model for pictures", {"--text": bool(text), "--pair": bool(pair)})
+        predictions = predict_images(model, processor, given, top, batch_size)
+    failed = _print_predictions(predictions, as_json)
+    if failed:
+        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+
+
+def _given(inputs: list[str], text: list[str], pair: list[str]) -> list[str]:
+    """Paths or texts of the command line, or of standard input."""
+    from sot.predict import check_unicode
+
+    check_unicode(*text, *pair)
+    if pair and (inputs or len(pair) != len(text)):
+        raise ValueError(f"--pair is given once for each --text, and for no other input, got {len(pair)}")
+    if "-" in inputs:
+        _refuse("- reads every input from standard input", {"--text": bool(text), "other inputs": len(inputs) > 1})
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is reported, the others read
+        inputs = [line.rstrip("\n") for line in sys.stdin]
+    if not inputs and not text:
+        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
+    return [*inputs, *text]
+
+
+def _print_predictions(predictions: Iterable[Prediction], as_json: bool) -> int:
+    """Print them, and return how many inputs could not be read."""
     table, failed = Table("input", "class", "score"), 0
-    for prediction in run(model, processor, given, top, batch_size):
+    for prediction in predictions:
         failed += prediction.error is not None
         if as_json:
             typer.echo(json.dumps(vars(prediction)))
             continue
         if prediction.error is not None:
-            errors.print(
-                f"Cannot read {prediction.source}: {prediction.error}", style="yellow", markup=False, soft_wrap=True
-            )
+            errors.print(plain(f"Cannot read {prediction.source}: {prediction.error}"), style="yellow", soft_wrap=True)
+        source = "\n".join(filter(None, (prediction.source, prediction.pair)))
         for number, (name, score) in enumerate(prediction.classes):
-            table.add_row(prediction.source if number == 0 else "", name, f"{score:.3f}")
+            table.add_row(plain(source if number == 0 else ""), plain(name), f"{score:.3f}")
     if not as_json and table.row_count:
         console.print(table)
-    if failed:
-        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+    return failed
 
 
 def export(
@@ -153,7 +213,7 @@ def export(
     if as_json:
         typer.echo(json.dumps({"file": str(result.file), "differences": result.differences}))
         return
-    table = Table("samples", title=f"{result.file}, {result.file.stat().st_size / 1e6:.1f} MB")
+    table = Table("samples", title=plain(f"{result.file}, {result.file.stat().st_size / 1e6:.1f} MB"))
     table.add_column("largest difference of a logit", justify="right")
     for samples, difference in result.differences.items():
         table.add_row(str(samples), f"{difference:.1e}")

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from sot.data.imagenet import columns_for, subset_name
-from sot.data.images import evaluation_set, load_images, processor_transform, stack
+from sot.data.images import LEFT_OUT, evaluation_set, load_images, processor_transform, stack
 from sot.data.sources import part_of
 from sot.data.text import TextData
 from sot.files import as_png, read_object, weights_of
@@ -58,15 +58,25 @@ class Evaluation:
 
 def load_model(folder: Path) -> tuple[Any, Any]:
     """A trained model and its image processor or tokenizer, from a folder."""
+    config = load_config(folder)
+    show_bars_on_terminals_only()
+    kind = AutoModelForSequenceClassification if config.layout is None else AutoModelForImageClassification
+    with weights_of(folder):
+        model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    missing = sorted(loading["missing_keys"])  # transformers draws them anew, and says so in a log only
+    if missing:
+        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        raise ValueError(f"the weights in {folder} are not whole: they lack {shown}")
+    return model.eval(), load_processor(folder, config)
+
+
+def load_config(folder: Path) -> SoTConfig:
+    """The configuration of a trained model; any other is refused."""
     folder_config(folder)  # refuses what is no model
     config = AutoConfig.from_pretrained(folder)
     if not isinstance(config, SoTConfig):
         raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
-    show_bars_on_terminals_only()
-    kind = AutoModelForSequenceClassification if config.layout is None else AutoModelForImageClassification
-    with weights_of(folder):
-        model = kind.from_pretrained(folder).eval()
-    return model, load_processor(folder, config)
+    return config
 
 
 def load_processor(folder: Path, config: SoTConfig) -> Any:
@@ -141,6 +151,7 @@ class ImageTest:
         """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
         changed = self.transform if change is None else lambda image: self.transform(change(image))
         logits, labels = _run(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
+        logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]  # pictures that could not be read
         names, columns = labels_of(self.model), self.columns
         if len(columns) == len(names) or all_classes:
             labels, note = columns[labels], f"among all {len(names)} classes"

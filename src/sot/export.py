@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from sot.core.exportable import ROOTS
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
-from sot.evaluate import load_model, load_processor
+from sot.evaluate import load_config, load_model, load_processor
 from sot.models.branched import heads_of
+from sot.run import check_folder
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 SIZES = ((1, 5), (2, 17), (5, 48))  # samples, and tokens of a text, at which an export is checked
@@ -43,19 +43,47 @@ def export_model(folder: Path, to: str, out: Path | None = None) -> Export:
     file = folder / f"model{FORMATS[to]}" if out is None else out
     if file.suffix != FORMATS[to]:
         raise ValueError(f"the file must end in {FORMATS[to]} for {to}, got {file}")
+    check_folder(file.parent, "--out must be in a folder")
+    if file.is_dir():
+        raise ValueError(f"--out must be a file, and {file} is a folder")
     model, processor = load_model(folder)
     write = _write_onnx if to == "onnx" else _write_torch
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix=".export-") as unfinished:
+    with _beside(file) as unfinished:
         model.config.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
+        apart = file.parent.resolve() != folder.resolve()  # beside the model its own configuration stays
+        if apart:
+            _check_neighbours(unfinished, file)
         with _quiet():
-            write(model, sample_inputs(model, processor, 3, 9), Path(unfinished) / file.name)
-        differences = _check(model, processor, Path(unfinished) / file.name)
-        for part in Path(unfinished).iterdir():
-            if part.name.startswith(file.name) or not (file.parent / part.name).exists():
+            write(model, sample_inputs(model, processor, 3, 9), unfinished / file.name)
+        differences = _check(model, processor, unfinished / file.name)
+        for part in unfinished.iterdir():
+            if apart or part.name.startswith(file.name):
                 os.replace(part, file.parent / part.name)
     return Export(file, differences)
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[Path]:
+    """A folder for what becomes of `file`, always of the same name: what a killed export left of it is removed."""
+    folder = file.parent / f".export-{file.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_neighbours(unfinished: Path, file: Path) -> None:
+    """Raise ValueError if another model needs the configuration or processor that would be replaced."""
+    there = {part: file.parent / part.name for part in unfinished.iterdir()}
+    changed = [old.name for part, old in there.items() if old.exists() and old.read_bytes() != part.read_bytes()]
+    endings = (*FORMATS.values(), ".safetensors", ".bin")
+    others = [path for path in file.parent.glob("[!.]*") if path.suffix in endings and path != file]
+    if changed and (others or not file.exists()):
+        raise ValueError(f"{file.parent} holds the {changed[0]} of another model: export to a folder of its own")
 
 
 def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[str, Tensor]:
@@ -197,5 +225,5 @@ def load_exported(file: Path) -> tuple[ExportedModel, Any]:
         raise FileNotFoundError(f"no such file: {file}")
     if not (file.parent / "config.json").is_file():
         raise ValueError(f"{file} needs the config.json and processor that sot export wrote beside it")
-    config = AutoConfig.from_pretrained(file.parent)
+    config = load_config(file.parent)
     return ExportedModel(file, config), load_processor(file.parent, config)

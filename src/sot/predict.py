@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from sot.data.sources import FORMATS
+from sot.data.pictures import open_picture
+
+Item = TypeVar("Item")
 
 
 @dataclass
 class Prediction:
-    """The likeliest classes of one input and their probabilities, or why it could not be read."""
+    """The likeliest classes of one input and their scores, or why it could not be read."""
 
     source: str
     classes: list[tuple[str, float]]
     error: str | None = None
+    pair: str | None = None
 
 
-def _batches(items: Sequence[str], size: int) -> Iterator[list[str]]:
+def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -33,10 +37,11 @@ def _batches(items: Sequence[str], size: int) -> Iterator[list[str]]:
 def _read(path: str) -> Image.Image | str:
     """A picture, or what is wrong with the file."""
     try:
-        with Image.open(path, formats=FORMATS) as picture:
-            return picture.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        return str(error) if Path(path).exists() else "no such file"
+        return open_picture(path)
+    except (OSError, ValueError) as error:
+        if not os.path.exists(path):  # unlike Path's, not raised for a name that is too long
+            return "no such file"
+        return str(error).removeprefix(f"cannot read {Path(path).name}: ")
 
 
 @torch.inference_mode()
@@ -54,17 +59,46 @@ def predict_images(model: Any, processor: Any, files: Sequence[str], top: int, b
             yield Prediction(file, rows.get(file, []), picture if isinstance(picture, str) else None)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text from a command line or a pipe was valid UTF-8: Python keeps other bytes as halves of pairs."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def check_unicode(*texts: str | None) -> None:
+    """Raise ValueError for a text that was not."""
+    for text in texts:
+        if text is not None and not is_unicode(text):
+            raise ValueError(f"the text {text!r} is not valid UTF-8")
+
+
 @torch.inference_mode()
-def predict_texts(model: Any, tokenizer: Any, texts: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
-    """One prediction a text, in order."""
-    for batch in _batches(texts, batch_size):
-        encoded = tokenizer(batch, padding=True, truncation=True, return_tensors="pt").to(model.device)
-        kept = {name: encoded[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded}
-        for text, row in zip(batch, _top(model, model(**kept).logits, top)):
-            yield Prediction(text, row)
+def predict_texts(
+    model: Any, tokenizer: Any, texts: Sequence[str], top: int, batch_size: int, pairs: Sequence[str] | None = None
+) -> Iterator[Prediction]:
+    """One prediction a text, or pair of texts, in order; a text that cannot be read is reported."""
+    seconds: Sequence[str | None] = pairs or [None] * len(texts)
+    for batch in _batches(list(zip(texts, seconds)), batch_size):
+        good = [item for item in batch if all(map(is_unicode, filter(None, item)))]
+        rows: Iterator[list[tuple[str, float]]] = iter(())
+        if good:
+            first, second = (list(each) for each in zip(*good))
+            encoded = tokenizer(first, second if pairs else None, padding=True, truncation=True, return_tensors="pt")
+            names = ("input_ids", "attention_mask", "token_type_ids")
+            kept = {name: encoded[name].to(model.device) for name in names if name in encoded}
+            rows = iter(_top(model, model(**kept).logits, top))
+        for item in batch:
+            error = None if item in good else "it is not valid UTF-8"
+            yield Prediction(item[0], [] if error else next(rows), error, item[1])
+
+
+def probabilities(config: Any, logits: Tensor) -> Tensor:
+    """Of the classes of an input, of each by itself if it may have several; of a regression its value."""
+    problem = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
+    kinds = {"regression": lambda x: x, "multi_label_classification": torch.sigmoid}
+    return kinds.get(problem, lambda x: x.softmax(-1))(logits)
 
 
 def _top(model: Any, logits: Tensor, top: int) -> list[list[tuple[str, float]]]:
-    scores, classes = logits.float().softmax(-1).topk(min(top, logits.shape[-1]))
+    scores, classes = probabilities(model.config, logits.float()).topk(min(top, logits.shape[-1]))
     names = model.config.id2label
     return [[(names[int(c)], float(s)) for s, c in zip(*row)] for row in zip(scores.tolist(), classes.tolist())]

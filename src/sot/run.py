@@ -33,20 +33,55 @@ def full_name(name: str) -> str:
 
 def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
     """Prepare the folder of a run; one that exists needs `resume`, of the same model and data, or `overwrite`."""
-    used = out.exists() and any(out.iterdir())
+    if resume and overwrite:
+        raise ValueError(f"--resume continues the run in {out} and --overwrite replaces it: give one of them")
+    check_folder(out)
+    used = out.exists() and any(path.name != f".{RUN_FILE}.partial" for path in out.iterdir())  # of a killed start
     if used and not (resume or overwrite):
         raise ValueError(f"{out} exists: continue it with --resume or replace it with --overwrite")
     if used and resume:
         _check_same_run(out, {**identity, "recipe": recipe.to_yaml()})
+    if used and overwrite:
+        _check_replaceable(out, identity)
     processes = PartialState()
     processes.wait_for_everyone()  # all have looked before one writes
     if processes.is_main_process:
-        if used:
-            shutil.rmtree(out / UNFINISHED if resume else out, ignore_errors=resume)
+        if used and resume:
+            shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+        elif used:
+            _empty(out)
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / RUN_FILE, json.dumps({**identity, "recipe": recipe.to_yaml()}, indent=2))
         write_atomically(out / "recipe.yaml", recipe.to_yaml())
     processes.wait_for_everyone()
+
+
+def check_folder(folder: Path, rule: str = "--out must be a folder") -> None:
+    """Raise ValueError where a folder can be neither opened nor made: there is a file, in its place or above."""
+    found = next(path for path in (folder, *folder.parents) if path.exists())
+    if not found.is_dir():
+        raise ValueError(f"{rule}, and {found} is a file")
+
+
+def _check_replaceable(out: Path, identity: Mapping[str, Any]) -> None:
+    """Raise ValueError unless `out` is a run, and nothing that is in use lies inside."""
+    if not (out / RUN_FILE).is_file():
+        raise ValueError(f"{out} is not the folder of a run: it has no {RUN_FILE}, and --overwrite replaces runs only")
+    named = {name: value for name in ("model", "data", "source", "dev") if isinstance(value := identity.get(name), str)}
+    for what, name in {"current directory": str(Path.cwd()), **named}.items():
+        place = Path(full_name(name))
+        place = place if place.is_absolute() else Path(full_name(name).partition("@")[2])
+        if place.is_absolute() and place.is_relative_to(out.resolve()):  # other names are no local paths
+            raise ValueError(f"--overwrite would delete the {what}, which is in {out}: choose another --out")
+
+
+def _empty(out: Path) -> None:
+    """Remove a run except its run.json, which is written anew: without it an interrupted removal would be no run."""
+    for path in out.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != RUN_FILE:
+            path.unlink()
 
 
 def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:

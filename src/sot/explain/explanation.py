@@ -18,6 +18,7 @@ from sot.explain.result import Column, ImageExplanation, TextExplanation
 from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
+from sot.predict import check_unicode, probabilities
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,20 +37,13 @@ def class_index(labels: list[str], name: str | int, what: str) -> int:
     raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")
 
 
-def probabilities(model: Any, logits: Tensor) -> Tensor:
-    """Of the classes of one input; of a regression its value."""
-    problem = model.config.problem_type or ("regression" if model.num_labels == 1 else "single_label_classification")
-    kinds = {"regression": lambda x: x, "multi_label_classification": torch.sigmoid}
-    return kinds.get(problem, lambda x: x.softmax(-1))(logits.double())
-
-
 def _common(
     model: Any, reading: Reading, target: str | int | None, truth: str | int | None, top: int
 ) -> dict[str, Any]:
     """The part of an explanation that only the head is asked for."""
     labels, head, tokens = labels_of(model), model.classifier, reading.tokens
     contributions = branch_contributions(head, tokens)
-    scores = probabilities(model, torch.from_numpy(contributions.logits))
+    scores = probabilities(model.config, torch.from_numpy(contributions.logits).double())
     index = int(scores.argmax()) if target is None else class_index(labels, target, "target")
     order = scores.argsort(descending=True, stable=True)[:top]
     found: dict[str, Any] = {"spectrum": None, "evidence": None, "notes": [contributions.note]}
@@ -200,6 +194,7 @@ def explain_text(
     """Which words of a text (and of its pair) speak for a class; the arguments are those of `explain_image`."""
     check_model(model)
     check_method(method, TEXT_METHODS, "texts")
+    check_unicode(text, pair)
     others = _check_others(model, {CLASS: class_model, WORDS: word_model})
     words = split_words(model, tokenizer, text, pair)
     with explaining(model):

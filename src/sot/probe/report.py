@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from sot.core.head import HeadConfig
 from sot.files import as_csv, as_png, write_atomically
 from sot.metrics import interval
+from sot.run import RUN_FILE
 
 GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
 
@@ -125,6 +126,8 @@ def check_output(out: Path) -> None:
     best = out / "best"
     if best.is_symlink() or (best.exists() and not best.is_dir()):
         raise ValueError(f"{best} is no folder, in the way of the best model: choose another --out")
+    if best.exists() and any(best.iterdir()) and not (best / RUN_FILE).is_file():
+        raise ValueError(f"{best} is not a model that sot probe saved, and would be replaced: choose another --out")
 
 
 def write_report(comparison: Comparison, out: Path) -> None:
