@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sot.data.images import open_picture
+from sot.data.pictures import open_picture
 from sot.data.sources import Pictures
 
 

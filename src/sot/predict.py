@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from sot.data.pictures import open_picture
+from sot.data.text import is_unicode
 
 Item = TypeVar("Item")
 
@@ -59,13 +60,8 @@ def predict_images(model: Any, processor: Any, files: Sequence[str], top: int, b
             yield Prediction(file, rows.get(file, []), picture if isinstance(picture, str) else None)
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text from a command line or a pipe was valid UTF-8: Python keeps other bytes as halves of pairs."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def check_unicode(*texts: str | None) -> None:
-    """Raise ValueError for a text that was not."""
+    """Raise ValueError for a text whose bytes on the command line were not valid UTF-8."""
     for text in texts:
         if text is not None and not is_unicode(text):
             raise ValueError(f"the text {text!r} is not valid UTF-8")

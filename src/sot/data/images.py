@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from sot.data.hub import hub_images, hub_streams
-from sot.data.pictures import open_picture as open_picture
 from sot.data.shards import shard_images
 from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
 from sot.recipe import Recipe

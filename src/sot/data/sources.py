@@ -19,8 +19,7 @@ from timm.data.readers import create_reader
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key
 
-from sot.data.pictures import FORMATS as FORMATS
-from sot.data.pictures import open_picture, to_rgb
+from sot.data.pictures import FORMATS, open_picture, to_rgb
 
 logger = logging.getLogger("sot")
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
@@ -103,10 +102,15 @@ def choose_split(spec: str, found: Collection[str], key: str, needed: bool = Tru
     return chosen
 
 
-def drawn(available: int, wanted: int) -> list[int]:
-    """Numbers of `wanted` of the samples, the same for every seed of a run; 0 is all of them."""
+def check_available(available: int, wanted: int) -> None:
+    """Raise ValueError for more samples than there are."""
     if wanted > available:
         raise ValueError(f"there are {available} samples to draw from, fewer than {wanted}")
+
+
+def drawn(available: int, wanted: int) -> list[int]:
+    """Numbers of `wanted` of the samples, the same for every seed of a run; 0 is all of them."""
+    check_available(available, wanted)
     order = torch.randperm(available, generator=torch.Generator().manual_seed(0)).tolist()
     return order[:wanted] if wanted else list(range(available))
 

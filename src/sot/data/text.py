@@ -256,12 +256,12 @@ def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
         for number, row in enumerate(rows, 1):
             if row.get(name) is None or (name == columns.label and row[name] == ""):
                 raise ValueError(f"{file}, row {number}: nothing in column {name!r}")
-            if not _is_unicode(str(row[name])):
+            if not is_unicode(str(row[name])):
                 raise ValueError(f"{file}, row {number}: column {name!r} is not Unicode, got {str(row[name])!a}")
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON may escape half of a pair of surrogates, which no tokenizer takes."""
+def is_unicode(text: str) -> bool:
+    """No tokenizer takes half of a pair of surrogates: JSON may escape one, and Python keeps other bytes as such."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.data.sources import part_of
 from sot.data.text import TextData
-from sot.files import one_line, read_object, weights_of
+from sot.files import one_line, weights_of
 from sot.models.convert import read_weights
 from sot.models.equip import Equipped, equip
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
@@ -41,10 +41,8 @@ class Backbone:
 
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
-        config = Path(self.name) / "config.json"
-        if config.is_file():
-            read_object(config)  # refuses one that is damaged
-        with weights_of(self.name) if config.is_file() else nullcontext():
+        is_folder = (Path(self.name) / "config.json").is_file()
+        with weights_of(self.name) if is_folder else nullcontext():
             equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
         if equipped.processor is None:
             raise ValueError(f"{self.name} has no tokenizer or image processor beside it that can be loaded")

@@ -23,7 +23,7 @@ import sot
 from sot.core.head import HeadConfig
 from sot.data.imagenet import columns_for
 from sot.data.images import load_images
-from sot.data.sources import drawn
+from sot.data.sources import check_available
 from sot.data.text import TextData, load_task
 from sot.evaluate import open_images
 from sot.files import digest, read_object, write_atomically
@@ -109,7 +109,7 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
     texts = {task: _describe_texts(task, load_task(task, task_folder(where.texts, task))) for task in tasks}
     for row in rows:
         for about in [texts[task] for task in row.tasks] or [pictures]:
-            drawn(about["train"], row.recipe.train_samples)  # refuses more than there are
+            check_available(about["train"], row.recipe.train_samples)
     for seed in seeds:
         for row in rows:
             model = row.model or where.model
@@ -150,11 +150,12 @@ def _read_result(file: Path) -> dict[str, Any] | None:
     """What was kept, or nothing of a file that is damaged."""
     try:
         result = read_object(file)
-        if isinstance(result.get("scores"), dict):
-            return result
-    except ValueError:
-        pass
-    logger.warning("The result %s is damaged: it counts as missing.", file)
+    except ValueError as error:
+        logger.warning("The result %s; it counts as missing.", error)
+        return None
+    if isinstance(result.get("scores"), dict):
+        return result
+    logger.warning("The result %s is damaged: it has no scores; it counts as missing.", file)
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sot.data.sources import FORMATS
+from sot.data.pictures import FORMATS
 from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.page import coloured
