@@ -77,6 +77,14 @@ def test_only_second_order_heads_see_second_order_statistics(tmp_path):
     assert contest.best(heads) in names[3:]
 
 
+def test_samples_that_could_not_be_read_take_no_part(tmp_path):
+    train, test = hand_made(400, 1), hand_made(300, 2)
+    train.labels[::9] = test.labels[::9] = np.nan
+    contest = Contest(train, test, Task(2), QUICK, Journal(tmp_path / "rows.jsonl"))
+    (result,) = contest.run({"gcp": HEADS["gcp"]}, seeds=1)
+    assert result.mean > 0.9 and round(result.mean * len(test.rows), 6).is_integer()
+
+
 def test_all_heads_read_the_same_standardised_tokens():
     features = hand_made(300, 0)
     features.words[:, 3] = 2.5  # a channel that never varies
@@ -118,11 +126,11 @@ def test_the_choice_never_sees_the_test_set(tmp_path):
 
 
 def test_the_held_out_part_is_no_part_of_what_is_fitted():
-    fit, held_out = split_rows(100, 0.2)
+    fit, held_out = split_rows(np.arange(100), 0.2)
     assert len(held_out) == 20 and sorted([*fit, *held_out]) == list(range(100))
-    assert np.array_equal(held_out, split_rows(100, 0.2)[1])
+    assert np.array_equal(held_out, split_rows(np.arange(100), 0.2)[1])
     with pytest.raises(ValueError, match="1 training samples are too few"):
-        split_rows(1, 0.2)
+        split_rows(np.arange(1), 0.2)
 
 
 def test_texts_of_like_length_share_a_batch_and_each_is_seen_once():

@@ -78,6 +78,21 @@ def test_the_cache_holds_the_tokens_of_the_model_in_half_precision(vit, digits, 
     assert features.seconds > 0 and features.batch(rows, with_words=False).word_tokens.numel() == 0
 
 
+def test_a_picture_that_cannot_be_read_is_left_out_and_named(vit, tmp_path, caplog):
+    for number in range(100):
+        file = tmp_path / "data" / "train" / "ab"[number % 2] / f"{number:02}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+    file.write_bytes(b"no picture")
+    (tmp_path / "data" / "val").symlink_to("train")
+    pictures = load_images(str(tmp_path / "data")).train
+    for _ in range(2):  # computed, and read again
+        caplog.clear()
+        features = cache_features(vit, image_samples(vit, pictures, "data train"), tmp_path / "cache")
+        assert len(features) == 100 and features.rows.tolist() == list(range(99))
+        assert "1 of 100 pictures of data train cannot be read and are left out." in caplog.text
+
+
 def test_an_interrupted_cache_goes_on_where_it_was(vit, digits, passes, tmp_path):
     samples = image_samples(vit, digits, "digits")
     cache_features(vit, samples, tmp_path / "whole")

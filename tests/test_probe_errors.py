@@ -1,14 +1,24 @@
 """What `sot probe` refuses in one sentence, and damaged files that it works around."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+import timm
 from PIL import Image
 from test_cli import sot
 from test_probe import QUICK, hand_made
 from test_probe_cache import only_reading, shared
-from transformers import BertConfig, BertModel, ViTConfig, ViTImageProcessor, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    TimmWrapperConfig,
+    TimmWrapperModel,
+    ViTConfig,
+    ViTImageProcessor,
+    ViTModel,
+)
 
 from sot.bench.timing import thread_count
 from sot.core.head import HeadConfig
@@ -106,8 +116,25 @@ def wider(text):
 def test_damaged_files_of_a_model_are_named(file, change, message, bert):
     (bert / file).write_bytes(change((bert / file).read_bytes()))
     with pytest.raises(ValueError) as caught:
-        Backbone(str(bert)).equip(HeadConfig(pool="gap", fusion="word"))
+        equip(bert, 2)
     assert str(caught.value).startswith(message.format(file=bert / file, folder=bert))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_damaged_weights_of_a_timm_folder_are_named(wrapped, tmp_path):
+    if wrapped:
+        TimmWrapperModel(TimmWrapperConfig(architecture="test_vit")).save_pretrained(tmp_path)
+    else:
+        timm.models.save_for_hf(timm.create_model("test_vit"), tmp_path, safe_serialization=True)
+    assert equip(tmp_path, 2)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ValueError, match=re.escape(f"the weights in {tmp_path} are damaged or do not fit")):
+        equip(tmp_path, 2)
+
+
+def test_a_size_of_pictures_is_for_timm_models(bert):
+    with pytest.raises(ValueError, match="--img-size is for a timm model, and "):
+        Backbone(str(bert), img_size=32).equip(HeadConfig())
 
 
 # --- what it writes ----------------------------------------------------------------------------------------

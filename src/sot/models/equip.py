@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import (
 
 from sot.core.checks import is_number
 from sot.core.head import HeadConfig
+from sot.files import weights_of
 from sot.models.configuration import SoTConfig
 from sot.models.embedding import TokenEmbed
 from sot.models.from_timm import (
@@ -86,11 +88,13 @@ def equip(
     names = _classes(num_classes, labels, model)
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     config = head if isinstance(head, HeadConfig) else _exact_unless_fast(head or {})
-    if _is_timm(model):
+    if is_timm(model):
         return _equip_timm(model, config, settings, embed, depth, pretrained, dict(model_args or {}))
     source, processor = load_transformers(model, pretrained, class_pooler, trust_remote_code)
     if embed is not None:
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
+    if model_args:
+        raise ValueError(f"model_args={dict(model_args)} are for timm models only, got {type(source).__name__}")
     if source.main_input_name == "pixel_values":
         return _equip_vision(source, processor, config, settings, depth)
     settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
@@ -154,7 +158,8 @@ def _old_labels(model: Any) -> dict[Any, str] | None:
     return getattr(getattr(model, "config", None), "id2label", None)
 
 
-def _is_timm(model: Any) -> bool:
+def is_timm(model: Any) -> bool:
+    """Whether a model, name or folder is one of timm's."""
     if isinstance(model, nn.Module):
         return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
     name = str(model)
@@ -176,13 +181,16 @@ def _equip_timm(
     model_args: dict[str, Any],
 ) -> SoTForImageClassification:
     recovered = False
-    if isinstance(model, str | Path) and Path(model).is_dir() and folder_config(Path(model)).get("model_type"):
-        model = TimmWrapperModel.from_pretrained(model)
+    folder = Path(model) if isinstance(model, str | Path) and Path(model).is_dir() else None
+    if folder is not None and folder_config(folder).get("model_type"):
+        with weights_of(folder):
+            model = TimmWrapperModel.from_pretrained(folder)
     if isinstance(model, PreTrainedModel):
         model, model_args = model.timm_model, {**(model.config.model_args or {}), **model_args}
     elif not isinstance(model, nn.Module):
         name, model_args = timm_name(str(model), model_args)
-        model = timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args)
+        with nullcontext() if folder is None else weights_of(folder):
+            model = timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args)
     elif not model_args:
         model_args, recovered = recover_arguments(model), True
     architecture = model.pretrained_cfg["architecture"]

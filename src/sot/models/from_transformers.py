@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sot.files import weights_of
 from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
 from sot.models.from_timm import folder_config
 from sot.models.modeling import SoTForSequenceClassification, build_backbone
@@ -50,7 +51,8 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
         raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
     if pretrained:
         loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
-        source = loader.from_pretrained(name, trust_remote_code=trust)
+        with weights_of(name):
+            source = loader.from_pretrained(name, trust_remote_code=trust)
     else:
         source = build_backbone(config, pooler)
     return source, _processor(name, source, trust)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from sot.core.head import HeadConfig, SecondOrderHead
@@ -67,7 +68,7 @@ def probe(
     has_class_token = model.layout is None or model.layout.has_class_token
     chosen = choose_heads(heads, model.config.hidden_size, has_class_token)
     budget = budget or Budget()
-    split_rows(len(data.train), budget.held_out)  # refuses too few before the long work
+    split_rows(np.arange(len(data.train)), budget.held_out)  # refuses too few before the long work
     check_output(out)
     train, test = (cache_features(model, part, cache or out / "cache", progress) for part in (data.train, data.test))
     contest = Contest(train, test, data.task, budget, Journal(out / "rows.jsonl"))

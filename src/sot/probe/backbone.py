@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.data.sources import part_of
 from sot.data.text import TextData
-from sot.files import one_line, weights_of
+from sot.files import one_line
 from sot.models.convert import read_weights
-from sot.models.equip import Equipped, equip
+from sot.models.equip import Equipped, equip, is_timm
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.probe.samples import Samples, image_samples, text_samples
 from sot.probe.train import Task
@@ -41,9 +40,7 @@ class Backbone:
 
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
-        is_folder = (Path(self.name) / "config.json").is_file()
-        with weights_of(self.name) if is_folder else nullcontext():
-            equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
+        equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
         if equipped.processor is None:
             raise ValueError(f"{self.name} has no tokenizer or image processor beside it that can be loaded")
         return equipped
@@ -53,14 +50,13 @@ class Backbone:
         return equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
 
     def _build_sized(self, head: HeadConfig, size: int) -> Equipped:
+        if not is_timm(self.name):
+            raise ValueError(f"--img-size is for a timm model, and {self.name} is none: leave it out")
         try:
-            equipped = self._build(head, img_size=size)
+            return self._build(head, img_size=size)
         except (TypeError, RuntimeError, AssertionError) as error:
             said = f"{self.name} cannot be built with --img-size {size}, take a size that fits or leave it out"
             raise ValueError(f"{said}: {one_line(error)}") from error
-        if not hasattr(equipped.backbone, "timm_model"):
-            raise ValueError(f"--img-size is for a timm model, and {self.name} is none: leave it out")
-        return equipped
 
     def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
         if not timm.is_model(self.name):

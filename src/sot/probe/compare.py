@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
@@ -57,16 +56,15 @@ class Contest:
         """A head trained on all of the training set with the settings chosen for it."""
         choice = self.choice(head)
         built = build_head(head, self.task.num_outputs, self.norm, seed)
-        rows, settings = np.arange(len(self.train)), (choice.learning_rate, choice.weight_decay, seed)
-        return built, train_head(built, self.train, rows, self.task, self.budget, *settings)
+        settings = choice.learning_rate, choice.weight_decay, seed
+        return built, train_head(built, self.train, self.train.rows, self.task, self.budget, *settings)
 
     def _scored(self, head: HeadConfig, seed: int) -> dict[str, Any]:
         about = self._about(head, seed)
         row = self.journal.find(**about)
         if row is None:
             built, time = self.fit(head, seed)
-            rows = np.arange(len(self.test))
-            score, loss = score_head(built, self.test, rows, self.task, self.budget.batch_size)
+            score, loss = score_head(built, self.test, self.test.rows, self.task, self.budget.batch_size)
             row = {**about, "score": score, "loss": loss, "seconds": time.training, "epoch_seconds": time.epoch}
             self.journal.add(row)
         return row

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 import time
 import zlib
@@ -26,6 +27,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sot.data.images import LEFT_OUT
 from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.models.tokens import Tokens
@@ -41,8 +43,9 @@ Array = NDArray[Any]
 class Features:
     """Tokens of a set of samples, read from disk as they are asked for.
 
-    `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`. `seconds`
-    is what the forward passes of the backbone took, without reading samples or writing tokens.
+    `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`; its label
+    is NaN if it could not be read. `seconds` is what the forward passes of the backbone took, without reading samples
+    or writing tokens.
     """
 
     class_tokens: Array | None
@@ -64,6 +67,11 @@ class Features:
     def mean_words(self) -> int:
         """Words of a sample, on average."""
         return max(1, round(len(self.words) / len(self)))
+
+    @cached_property
+    def rows(self) -> Array:
+        """The samples that could be read, which are those to train on and to score."""
+        return np.flatnonzero(~np.isnan(self.labels))
 
     @cached_property
     def lengths(self) -> Array:
@@ -111,7 +119,12 @@ def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Pr
             cache.open_to_write()
             for chunk in progress(cache.missing(), f"Tokens of {samples.identity['data']['name']}"):
                 cache.compute(chunk)
-    return cache.features()
+    features = cache.features()
+    left_out = len(features) - len(features.rows)
+    if left_out:
+        name = samples.identity["data"]["name"]
+        logger.warning("%d of %d pictures of %s cannot be read and are left out.", left_out, len(features), name)
+    return features
 
 
 @contextmanager
@@ -250,7 +263,7 @@ class _Cache:
         began = clock()
         tokens = encode(self.model, batch)
         words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
-        values = {"words": _half(words), "labels": batch["labels"].numpy()}
+        values = {"words": _half(words), "labels": _labels(batch["labels"])}
         if tokens.class_token is not None:
             values["class"] = _half(tokens.class_token)
         self.record["seconds"][chunk] = clock() - began
@@ -267,6 +280,11 @@ class _Cache:
         labels = np.array(arrays["labels"])
         seconds, key = sum(self.record["seconds"]), self.record["key"]
         return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key)
+
+
+def _labels(values: Tensor) -> Array:
+    unreadable = (values == LEFT_OUT) & (not values.is_floating_point())  # of numbers to predict it is one
+    return values.double().masked_fill(unreadable, math.nan).numpy()
 
 
 def _half(values: Tensor) -> Array:

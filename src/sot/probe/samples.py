@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import DataCollatorWithPadding
 
-from sot.data.images import ImageSet, processor_transform, stack
+from sot.data.images import EvaluationSet, processor_transform, stack
 from sot.data.sources import Stream, file_name
 from sot.data.text import TextSplit
 from sot.finetune import TextSet
@@ -53,7 +53,7 @@ def image_samples(model: SoTForImageClassification, source: Any, name: str) -> S
     _check_any(source, name)
     data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
     return Samples(
-        ImageSet(source, processor_transform(model.processor)),
+        EvaluationSet(source, processor_transform(model.processor)),
         stack,
         None,
         {"data": data, "transform": model.processor.to_dict()},

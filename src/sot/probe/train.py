@@ -63,13 +63,14 @@ class Time:
     epoch: float
 
 
-def split_rows(count: int, held_out: float) -> tuple[Array, Array]:
+def split_rows(rows: Array, held_out: float) -> tuple[Array, Array]:
     """Rows to fit and rows to choose by, always the same ones."""
+    count = len(rows)
     if count < 2:
         raise ValueError(f"{count} training samples are too few to hold out some of them")
     order = np.random.default_rng(0).permutation(count)
     number = min(count - 1, max(1, round(count * held_out)))
-    return np.sort(order[number:]), np.sort(order[:number])
+    return np.sort(rows[order[number:]]), np.sort(rows[order[:number]])
 
 
 def train_head(
@@ -143,7 +144,7 @@ def choose_settings(
     config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], task: Task, budget: Budget
 ) -> Choice:
     """Try every learning rate and weight decay on the one part of the training set, score them on the other."""
-    fit, held_out = split_rows(len(features), budget.held_out)
+    fit, held_out = split_rows(features.rows, budget.held_out)
     tried = []
     for rate, decay in itertools.product(budget.learning_rates, budget.weight_decays):
         head = build_head(config, task.num_outputs, norm)
