@@ -107,7 +107,10 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this one; wit
 
 
 def train(
-    model: Annotated[str, typer.Option(help="Any timm model: sot_tiny, deit_tiny_patch16_224, …")],
+    model: Annotated[
+        str,
+        typer.Option(help="A timm name (sot_tiny, …), or a Hugging Face vision model: hub name or folder."),
+    ],
     data: Annotated[
         str,
         typer.Option(help="digits, a folder, a .tar file, torch/NAME@FOLDER, hfds/NAME, hfids/NAME, wds/NAME@FOLDER."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from sot.data.sources import ImageData, Stream, part_of
 from sot.engine import SoTTrainer
 from sot.files import one_line
 from sot.metrics import cross_entropy, top_k
-from sot.models.equip import equip
+from sot.models.equip import equip, is_timm
 from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
@@ -102,11 +102,11 @@ def world_size() -> int:
 def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
     _check_arguments(recipe.model_args)
+    if not is_timm(name):
+        return _build_from_transformers(name, labels, recipe, head, pretrained)
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
     arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
-    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
-    options: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
-    options["embed"] = recipe.embed
+    options = {**_options(labels, recipe, pretrained), "embed": recipe.embed}
 
     def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
         try:
@@ -118,14 +118,43 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
                 return built
             raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
 
+    return _with_head(head, lambda chosen: make(chosen, arguments))
+
+
+def _build_from_transformers(
+    name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool
+) -> Any:
+    settings = {"drop_path": recipe.drop_path, "embed": recipe.embed, "model_args": recipe.model_args}
+    for setting, value in settings.items():
+        if value:
+            raise ValueError(f"{setting} is for timm models, and {name} is none, got {setting}={value}")
+    built = _with_head(head, lambda chosen: equip(name, head=chosen, **_options(labels, recipe, pretrained)))
+    if not isinstance(built, SoTForImageClassification):
+        raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
+    if built.processor is None:
+        raise ValueError(f"{name} has no image processor beside it that can be loaded")
+    size = data_config(built)["input_size"][-1]
+    if recipe.img_size not in (None, size):
+        raise ValueError(
+            f"{name} reads pictures of {size} pixels: img_size must be {size} or null, got {recipe.img_size}"
+        )
+    return built
+
+
+def _options(labels: list[str], recipe: Recipe, pretrained: bool) -> dict[str, Any]:
+    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
+    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+
+
+def _with_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
     if head is not None:
-        return make(head, arguments)
+        return make(head)
     try:
-        return make(HeadConfig(fusion="class"), arguments)
+        return make(HeadConfig(fusion="class"))
     except ValueError as error:
         if "needs a class token" not in str(error):
             raise
-        return make(HeadConfig(fusion="word", pool="gap"), arguments)
+        return make(HeadConfig(fusion="word", pool="gap"))
 
 
 def _check_arguments(model_args: Mapping[str, Any]) -> None:
@@ -140,11 +169,13 @@ def _check_arguments(model_args: Mapping[str, Any]) -> None:
 def data_config(model: SoTForImageClassification) -> dict[str, Any]:
     """The image processor that is saved with the model in the words of timm, so that training sees what it will."""
     processor = model.processor
+    normal = getattr(processor, "do_normalize", True)
+    resample = Image.Resampling.BICUBIC if processor.resample is None else processor.resample
     return {
-        "input_size": (3, processor.crop_size["height"], processor.crop_size["width"]),
-        "interpolation": Image.Resampling(processor.resample).name.lower(),
-        "mean": processor.image_mean,
-        "std": processor.image_std,
+        "input_size": tuple(processor_transform(processor)(Image.new("RGB", (64, 64))).shape),
+        "interpolation": Image.Resampling(resample).name.lower(),
+        "mean": processor.image_mean if normal else (0.0,) * 3,
+        "std": processor.image_std if normal else (1.0,) * 3,
     }
 
 
