@@ -171,6 +171,30 @@ def test_texts_are_cut_to_what_the_model_reads(length, pairs, least, bert, tmp_p
         assert {len(ids) for ids in samples.data.dataset.encoded["input_ids"]} == {accepted}
 
 
+@pytest.mark.parametrize("command", ["finetune", "probe"])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_model_of_pairs_wants_pairs_and_one_of_texts_wants_texts(command, pairs, bert, tmp_path):
+    rows = [json.dumps({"sentence": "a b", "other": "b", "label": number % 2}) for number in range(8)]
+    table, trained = write(tmp_path, "a.jsonl", "\n".join(rows)), tmp_path / "out"
+    columns, wrong = (["--pair", "other"], []) if pairs else ([], ["--pair", "other"])
+    few = ["--set", "epochs=1", "--set", "max_length=9"] if command == "finetune" else ["--seeds", 1]
+    few += [] if command == "finetune" else ["--heads", "class", "--max-length", 9]
+    done = sot(command, "--model", bert, "--data", table, "--dev", table, "--out", trained, *columns, *few)
+    assert done.returncode == 0, done.stderr
+    trained = trained if command == "finetune" else trained / "best"
+    kinds = ("pairs of texts", "single texts") if pairs else ("single texts", "pairs of texts")
+    message = f"this model was trained on {kinds[0]}, and it was given {kinds[1]}"
+    second = [] if pairs else ["--pair", "b"]
+    for attempt in (
+        ["predict", trained, "--text", "a", *second],
+        ["evaluate", trained, "--data", table, *wrong],
+        ["explain", trained, "--text", "a", *second, "--out", tmp_path / "shown"],
+    ):
+        refused = sot(*attempt)
+        assert refused.returncode == 2 and message in refused.stderr, attempt
+    assert sot("evaluate", trained, "--data", table, *columns).returncode == 0
+
+
 def test_probing_refuses_a_length_in_one_sentence(bert, tmp_path):
     rows = [json.dumps({"sentence": "a b", "label": number % 2}) for number in range(8)]
     table = write(tmp_path, "a.jsonl", "\n".join(rows))

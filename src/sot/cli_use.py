@@ -91,6 +91,8 @@ def evaluate(
         raise ValueError(f"--confusion {confusion} needs the folder {confusion.parent}, which is not there")
     if reads_texts:
         texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
+        if confusion is not None and texts.labels is None:
+            raise ValueError(f"--confusion {confusion} is for classes, and the data has numbers to predict")
         result = evaluate_text(folder, texts, batch_size, _progress)
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")

@@ -30,7 +30,7 @@ from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
 from sot.models.from_timm import folder_config
-from sot.models.from_transformers import knows_words
+from sot.models.from_transformers import check_pairs, knows_words
 from sot.models.modeling import labels_of
 from sot.recipe import Recipe, load_recipe
 from sot.run import RUN_FILE, full_name, show_bars_on_terminals_only
@@ -185,6 +185,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
         raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")
     if data.labels is None and len(names) > 1:
         raise ValueError(f"the data has numbers to predict, and {folder} predicts classes ({', '.join(names)})")
+    check_pairs(model.config, data.dev.pairs is not None)
     collate = DataCollatorWithPadding(tokenizer)
     texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None)
     logits, labels = _run(model, texts, collate, batch_size, progress)

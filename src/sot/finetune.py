@@ -64,8 +64,8 @@ def build_text_model(
         raise ValueError(f"{model} is a model for images; accepted: a text model of Hugging Face, by name or folder")
     if built.processor is None:
         raise ValueError(f"{model} has no tokenizer beside it")
-    splits = (split for split in (data.train, data.dev) if split is not None)
-    check_length(built, recipe.max_length, any(split.pairs is not None for split in splits))
+    built.config.text_pairs = any(split is not None and split.pairs is not None for split in (data.train, data.dev))
+    check_length(built, recipe.max_length, built.config.text_pairs)
     return built
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sot.data.pictures import open_picture
 from sot.data.text import is_unicode
+from sot.models.from_transformers import check_pairs
 
 Item = TypeVar("Item")
 
@@ -72,6 +73,7 @@ def predict_texts(
     model: Any, tokenizer: Any, texts: Sequence[str], top: int, batch_size: int, pairs: Sequence[str] | None = None
 ) -> Iterator[Prediction]:
     """One prediction a text, or pair of texts, in order; a text that cannot be read is reported."""
+    check_pairs(model.config, bool(pairs))
     seconds: Sequence[str | None] = pairs or [None] * len(texts)
     for batch in _batches(list(zip(texts, seconds)), batch_size):
         good = [item for item in batch if all(map(is_unicode, filter(None, item)))]

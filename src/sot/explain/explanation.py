@@ -17,6 +17,7 @@ from sot.explain.relevance import global_attentions, relevance_maps
 from sot.explain.result import Column, ImageExplanation, TextExplanation
 from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
+from sot.models.from_transformers import check_pairs
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
 from sot.predict import check_unicode, probabilities
 
@@ -195,6 +196,7 @@ def explain_text(
     check_model(model)
     check_method(method, TEXT_METHODS, "texts")
     check_unicode(text, pair)
+    check_pairs(model.config, bool(pair))
     others = _check_others(model, {CLASS: class_model, WORDS: word_model})
     words = split_words(model, tokenizer, text, pair)
     with explaining(model):

@@ -28,6 +28,7 @@ class SoTConfig(PreTrainedConfig):
         class_position: Which kept token of a text is its class token: "first" or "last".
         class_pooler: Whether the class token goes through the backbone's own pooler, as BERT's does.
         label_smoothing: Of the cross-entropy.
+        text_pairs: Whether it was trained on pairs of texts; None if that is not known.
     """
 
     model_type = "sot"
@@ -42,6 +43,7 @@ class SoTConfig(PreTrainedConfig):
     class_position: str = "first"
     class_pooler: bool = False
     label_smoothing: float = 0.0
+    text_pairs: bool | None = None
     tie_word_embeddings: bool = True  # lets transformers save what a backbone shares between its own modules
 
     def __post_init__(self, **kwargs: Any) -> None:

@@ -123,6 +123,13 @@ def check_length(model: SoTForSequenceClassification, max_length: int, pairs: bo
         raise ValueError(f"max_length must be {accepted} tokens for this model, got {max_length}")
 
 
+def check_pairs(config: SoTConfig, pairs: bool) -> None:
+    """Refuse single texts for a model that was trained on pairs of them, and pairs for one of single texts."""
+    if config.text_pairs not in (None, pairs):
+        kinds = {True: "pairs of texts", False: "single texts"}
+        raise ValueError(f"this model was trained on {kinds[not pairs]}, and it was given {kinds[pairs]}")
+
+
 def position_limit(backbone: nn.Module) -> int | None:
     """How many tokens the table of positions is for; None where positions are relative or rotary."""
     declared = getattr(backbone.config, "max_position_embeddings", None)

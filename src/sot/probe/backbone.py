@@ -116,5 +116,6 @@ def read_texts(
     regression = texts.labels is None
     train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
     test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)
+    model.config.text_pairs = texts.train.pairs is not None
     model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
     return Data(name, train, test, texts.labels, texts.metric, name)
