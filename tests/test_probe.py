@@ -233,6 +233,7 @@ def test_probing_pictures_leaves_tables_a_picture_and_a_model(stripes, tmp_path)
 
     rows = (out / "rows.jsonl").read_bytes()
     again = sot(*command)
+    assert report["unsorted_seconds"] is None and "unsorted" not in again.stdout
     assert again.returncode == 0 and "class+mgcrp-exact" in again.stdout and "±" in again.stdout
     assert (out / "rows.jsonl").read_bytes() == rows
 
@@ -256,6 +257,9 @@ def test_probing_texts(stand_ins, tmp_path):
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["metric"] == "accuracy" and len(list((tmp_path / "c").iterdir())) == 2
+    assert report["unsorted_seconds"] > 0
+    table = sot(*command, "--out", out, *options, "--depth", 1).stdout
+    assert "unsorted" in table and f"{report['unsorted_seconds']:.1f} s" in table
     assert report["model"] == f"{model} to layer 1"
     assert json.loads((out / "best" / "config.json").read_text())["backbone_config"]["num_hidden_layers"] == 1
     best = next(row for row in report["heads"] if row["head"] == report["best"])

@@ -287,3 +287,23 @@ def test_texts_are_stored_without_padding_and_come_back_with_a_mask(bert, tmp_pa
         text_samples(bert, TextSplit(["cat", "the"], None, [0.0, 1.0]), "one", 6, regression=False)
     with pytest.raises(ValueError, match="none is empty"):
         text_samples(bert, TextSplit([], None, []), "none", 6, regression=False)
+
+
+def test_what_unsorted_texts_would_take_is_measured_on_some_of_them(bert, tmp_path, monkeypatch):
+    read = [0]  # tokens so far, padding among them, in place of the time they take
+
+    def count(module, args, kwargs):
+        read[0] += kwargs["input_ids"].numel()
+
+    monkeypatch.setattr("sot.probe.cache.clock", lambda: float(read[0]))
+    hook = bert.backbone.register_forward_pre_hook(count, with_kwargs=True)
+    texts = [*sentences(64 * 5), "the cat " * 20]
+    samples = text_samples(bert, TextSplit(texts, None, [0.0] * 321), "texts", 50, regression=False)
+    features = cache_features(bert, samples, tmp_path)
+    read_once = read[0]
+    again = cache_features(bert, samples, tmp_path)
+    hook.remove()
+    longest = [max(len(text.split()) for text in texts[start : start + 64]) for start in (0, 128, 256)]
+    assert features.unsorted_seconds == pytest.approx(sum(longest) * 64 / 192 * 321)
+    assert features.seconds == read_once - sum(longest) * 64 < features.unsorted_seconds
+    assert again.unsorted_seconds == features.unsorted_seconds and read[0] == read_once

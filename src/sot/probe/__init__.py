@@ -17,8 +17,9 @@ from sot.data.images import seeded
 from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.probe.backbone import Backbone, Data, read_images, read_texts
+from sot.probe.cache import Progress, cache_features, silent
 from sot.probe.compare import Contest
-from sot.probe.features import Features, Progress, cache_features, silent
+from sot.probe.features import Features
 from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
 from sot.probe.report import Comparison, as_table, check_output, write_report
@@ -74,7 +75,7 @@ def probe(
     contest = Contest(train, test, data.task, budget, Journal(out / "rows.jsonl"))
     results = contest.run(chosen, seeds, progress)
     best = contest.best(chosen)
-    comparison = Comparison(name, data.name, data.metric, train.seconds, results, best)
+    comparison = Comparison(name, data.name, data.metric, train.seconds, train.unsorted_seconds, results, best)
     write_report(comparison, out)
     head, _ = contest.fit(chosen[best], seed=0)
     run = {"command": "probe", "model": name, "data": data.place, "head": chosen[best].to_dict()}

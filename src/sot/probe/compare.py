@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
-from sot.probe.features import Features, Progress, silent
+from sot.probe.cache import Progress, silent
+from sot.probe.features import Features
 from sot.probe.heads import build_head, count_macs, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.report import Result

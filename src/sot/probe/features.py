@@ -1,41 +1,19 @@
-"""Token features on disk: half precision, memory-mapped, written chunk by chunk.
-
-A cache is a folder with `words.npy` `(tokens of all samples, dim)`, `class.npy` `(samples, dim)`, `labels.npy`, and
-`cache.json`: the key, and for every chunk its checksum and the seconds its forward pass took. A chunk is there if its
-checksum is, and fits; so an interrupted cache and a damaged one are completed in the same way. What is complete is only
-read; to write, a process needs the lock, so that of several that share a cache one computes and the others wait.
-"""
+"""Tokens of a frozen backbone, as heads are trained on them."""
 
 from __future__ import annotations
 
-import json
-import logging
-import math
-import shutil
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
-from torch import Tensor
 
-from sot.data.images import LEFT_OUT
-from sot.files import write_atomically
-from sot.models.equip import Equipped
 from sot.models.tokens import Tokens
-from sot.probe.samples import Samples, encode, key_digest, model_identity
 
-logger = logging.getLogger("sot")
-CHUNK = 64  # samples of one forward pass; part of the layout of a cache, so not an option
-Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # items and what is done with them, as rich's `track` has it
 Array = NDArray[Any]
 
 
@@ -45,7 +23,7 @@ class Features:
 
     `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`; its label
     is NaN if it could not be read. `seconds` is what the forward passes of the backbone took, without reading samples
-    or writing tokens.
+    or writing tokens; `unsorted_seconds`, of texts, what they would have taken in the order of the data.
     """
 
     class_tokens: Array | None
@@ -54,6 +32,7 @@ class Features:
     labels: Array
     seconds: float = 0.0
     key: Mapping[str, Any] | None = None
+    unsorted_seconds: float | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -102,199 +81,3 @@ class Features:
 def clock() -> float:
     """CPU seconds, which do not grow when others use the machine; seconds by the wall where there is an accelerator."""
     return time.perf_counter() if torch.accelerator.is_available() else time.process_time()
-
-
-def silent(items: Sequence[Any], title: str) -> Sequence[Any]:
-    """No progress bar."""
-    return items
-
-
-def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Progress = silent) -> Features:
-    """The features of all samples, computed as far as they are not in `folder` yet."""
-    key = json.loads(json.dumps({"model": model_identity(model), **samples.identity}, default=str))
-    cache = _Cache(folder / key_digest(key), key, model, samples)
-    model.eval()
-    if not cache.is_complete():
-        with _locked(cache.folder):
-            cache.open_to_write()
-            for chunk in progress(cache.missing(), f"Tokens of {samples.identity['data']['name']}"):
-                cache.compute(chunk)
-    features = cache.features()
-    left_out = len(features) - len(features.rows)
-    if left_out:
-        name = samples.identity["data"]["name"]
-        logger.warning("%d of %d pictures of %s cannot be read and are left out.", left_out, len(features), name)
-    return features
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to a cache; the system ends the lock of one that is killed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            logger.warning("Another process computes the cache %s: waiting for it.", folder)
-            lock.acquire()
-    except OSError as error:
-        said = f"the cache {folder} is not complete and cannot be written"
-        raise ValueError(f"{said} ({error.strerror}): choose another --cache") from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-class _Cache:
-    """The files of one cache while they are filled."""
-
-    arrays: dict[str, Array]
-    starts: Array
-
-    def __init__(self, folder: Path, key: dict[str, Any], model: Equipped, samples: Samples) -> None:
-        self.folder, self.model, self.samples = folder, model, samples
-        chunks = -(-len(samples) // CHUNK)
-        self.empty: dict[str, Any] = {
-            "key": key,
-            "words": None,
-            "checksums": [None] * chunks,
-            "seconds": [0.0] * chunks,
-        }
-        self.record = self.empty
-
-    def is_complete(self) -> bool:
-        """Whether every chunk is there and undamaged, for which nothing is written."""
-        self.record = self._read_record() or self.empty
-        return not self.missing() and self._load("r") and not self._damaged()
-
-    def open_to_write(self) -> None:
-        """Find what is there, and make files for what is not."""
-        self.record = self._read_record() or self.empty  # again: another process may have written it since
-        begun = len(self.missing()) < len(self.empty["checksums"])
-        if begun and self._load("r+"):
-            self._drop_damaged()
-            return
-        if begun or (self.folder / "cache.json").is_file():
-            logger.warning("The cache %s is damaged: computing it again.", self.folder)
-        self.record = self.empty
-        self._create()
-
-    def _read_record(self) -> dict[str, Any] | None:
-        """What `cache.json` says, if it says all that it should."""
-        try:
-            record: dict[str, Any] = json.loads((self.folder / "cache.json").read_bytes())
-            whole = record.keys() == self.empty.keys() and all(
-                len(record[name]) == len(self.empty[name]) and all(isinstance(each, kinds) for each in record[name])
-                for name, kinds in (("checksums", int | None), ("seconds", int | float))
-            )
-            counted = self.samples.words is not None or (isinstance(record["words"], int) and record["words"] >= 0)
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
-            return None
-        return record if whole and counted else None
-
-    def _shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Of the files; the words of pictures, which all have as many, are counted by the record."""
-        words = self.samples.words or [self.record["words"]] * len(self.samples)
-        self.starts = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-        count, dim = len(self.samples), self.model.config.hidden_size
-        shapes: dict[str, tuple[tuple[int, ...], Any]] = {"labels": ((count,), np.float64)}
-        shapes["words"] = ((int(self.starts[-1]), dim), np.float16)
-        if self.model.layout is None or self.model.layout.has_class_token:
-            shapes["class"] = ((count, dim), np.float16)
-        return shapes
-
-    def _load(self, mode: Literal["r", "r+"]) -> bool:
-        """Open the files, if they are as they should be."""
-        shapes = self._shapes()
-        try:
-            self.arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode=mode) for name in shapes}
-        except PermissionError:  # no damage, so no reason to begin anew
-            raise
-        except (OSError, ValueError, EOFError):
-            return False
-        return all((array.shape, array.dtype) == shapes[name] for name, array in self.arrays.items())
-
-    def _create(self) -> None:
-        if self.samples.words is None:
-            self.record["words"] = encode(self.model, self.samples.batch([0])).word_tokens.shape[1]
-        shapes = self._shapes()
-        _check_space(self.folder, sum(int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in shapes.values()))
-        self.arrays = {
-            name: np.lib.format.open_memmap(self.folder / f"{name}.npy", "w+", kind, shape)
-            for name, (shape, kind) in shapes.items()
-        }
-
-    def _rows(self, chunk: int) -> slice:
-        return slice(chunk * CHUNK, min(len(self.samples), (chunk + 1) * CHUNK))
-
-    def _parts(self, chunk: int) -> dict[str, Array]:
-        """What a chunk has in each file."""
-        rows = self._rows(chunk)
-        words = slice(self.starts[rows.start], self.starts[rows.stop])
-        return {name: array[words if name == "words" else rows] for name, array in self.arrays.items()}
-
-    def _checksum(self, chunk: int) -> int:
-        total = 0
-        for _, part in sorted(self._parts(chunk).items()):
-            total = zlib.crc32(np.ascontiguousarray(part).view(np.uint8).data, total)
-        return total
-
-    def _damaged(self) -> list[int]:
-        known = enumerate(self.record["checksums"])
-        return [chunk for chunk, checksum in known if checksum is not None and checksum != self._checksum(chunk)]
-
-    def _drop_damaged(self) -> None:
-        wrong = self._damaged()
-        if wrong:
-            logger.warning("%d chunks of the cache %s are damaged: computing them again.", len(wrong), self.folder)
-        for chunk in wrong:
-            self.record["checksums"][chunk] = None
-
-    def missing(self) -> list[int]:
-        """Chunks that are still to be computed."""
-        return [chunk for chunk, checksum in enumerate(self.record["checksums"]) if checksum is None]
-
-    def compute(self, chunk: int) -> None:
-        """One forward pass, and its result on disk."""
-        rows = self._rows(chunk)
-        batch = self.samples.batch(range(rows.start, rows.stop))
-        began = clock()
-        tokens = encode(self.model, batch)
-        words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
-        values = {"words": _half(words), "labels": _labels(batch["labels"])}
-        if tokens.class_token is not None:
-            values["class"] = _half(tokens.class_token)
-        self.record["seconds"][chunk] = clock() - began
-        for name, part in self._parts(chunk).items():
-            part[:] = values[name]
-        for array in self.arrays.values():
-            array.flush()  # type: ignore[attr-defined]
-        self.record["checksums"][chunk] = self._checksum(chunk)
-        write_atomically(self.folder / "cache.json", json.dumps(self.record, indent=1))
-
-    def features(self) -> Features:
-        """The finished cache, to read."""
-        arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in self.arrays}
-        labels = np.array(arrays["labels"])
-        seconds, key = sum(self.record["seconds"]), self.record["key"]
-        return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key)
-
-
-def _labels(values: Tensor) -> Array:
-    unreadable = (values == LEFT_OUT) & (not values.is_floating_point())  # of numbers to predict it is one
-    return values.double().masked_fill(unreadable, math.nan).numpy()
-
-
-def _half(values: Tensor) -> Array:
-    half = values.half().cpu()
-    if not half.isfinite().all():
-        raise ValueError(f"the backbone's tokens reach {values.abs().max():.3g}, more than half precision holds")
-    return half.numpy()
-
-
-def _check_space(folder: Path, needed: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise ValueError(f"the cache needs {needed / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB left: use --cache")

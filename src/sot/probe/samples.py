@@ -29,12 +29,16 @@ PICTURES_TO_COMPARE = 64  # of a set that is not made of files
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples for a backbone; `words` is how many word tokens each has, None where all have as many."""
+    """Samples for a backbone; `words` is how many word tokens each has, None where all have as many.
+
+    `unsorted` has them in the order in which they came, if that is another.
+    """
 
     data: Any
     collate: Callable[[list[Any]], Any]
     words: list[int] | None
     identity: dict[str, Any]
+    unsorted: Any = None
 
     def __len__(self) -> int:
         return len(self.data)
@@ -80,7 +84,7 @@ def text_samples(
     if not any(words):
         raise ValueError(f"the texts of {name} have one token each: there are no words to pool")
     collate = DataCollatorWithPadding(model.processor)
-    return Samples(Subset(texts, order), collate, words, {"data": data, "transform": transform})
+    return Samples(Subset(texts, order), collate, words, {"data": data, "transform": transform}, texts)
 
 
 def _check_any(source: Any, name: str) -> None:
