@@ -35,6 +35,9 @@ def probe(
     train_samples: Annotated[int, typer.Option(help="Train on so many, drawn once; 0 is all.", min=0)] = 0,
     test_samples: Annotated[int, typer.Option(help="Score so many, drawn once; 0 is all.", min=0)] = 0,
     seeds: Annotated[int, typer.Option(help="How many times each head is trained.", min=1)] = 3,
+    representation: Annotated[
+        int | None, typer.Option(help="Numbers that gcp and mgcrp make of the words, about; 1176 by default.", min=1)
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of each training.", min=1)] = 10,
     pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
     weights: Annotated[Path | None, typer.Option(help="File of weights for a timm name instead.")] = None,
@@ -71,6 +74,7 @@ def probe(
             subject = probing.read_texts(opened, texts, name, max_length, parts)
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
+        options["representation"] = representation
         comparison = probing.probe(opened, backbone.title, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))

@@ -63,11 +63,12 @@ def probe(
     cache: Path | None = None,
     seeds: int = 3,
     budget: Budget | None = None,
+    representation: int | None = None,
     progress: Progress = silent,
 ) -> Comparison:
     """Compare heads on the backbone of `model`, called `name`; tables, a picture and the best model go to `out`."""
     has_class_token = model.layout is None or model.layout.has_class_token
-    chosen = choose_heads(heads, model.config.hidden_size, has_class_token)
+    chosen = choose_heads(heads, model.config.hidden_size, has_class_token, representation)
     budget = budget or Budget()
     split_rows(np.arange(len(data.train)), budget.held_out)  # refuses too few before the long work
     check_output(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -42,10 +43,18 @@ HEADS: dict[str, HeadConfig] = {
 }
 
 
-def choose_heads(names: Sequence[str], dim: int, has_class_token: bool) -> dict[str, HeadConfig]:
-    """The heads of these names; `all` are those that a backbone with such tokens can have."""
+def choose_heads(
+    names: Sequence[str], dim: int, has_class_token: bool, representation: int | None = None
+) -> dict[str, HeadConfig]:
+    """The heads of these names; `all` are those that a backbone with such tokens can have.
+
+    `representation` is the size that second-order poolings come as close to as they can.
+    """
     check_names(names)
     possible = {name: config for name, config in HEADS.items() if not _obstacle(config, dim, has_class_token)}
+    if representation is not None:
+        sized = {name: config for name, config in possible.items() if is_second_order(config)}
+        possible |= {name: replace(config, representation_size=representation) for name, config in sized.items()}
     if "all" in names:
         return possible
     for name in names:
@@ -60,6 +69,11 @@ def check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in HEADS and name != "all"]
     if unknown or not names:
         raise ValueError(f"unknown head {', '.join(map(repr, unknown)) or '(none)'}; accepted: all, {', '.join(HEADS)}")
+
+
+def is_second_order(config: HeadConfig) -> bool:
+    """Whether it pools products of the channels of words."""
+    return config.pool in ("mgcrp", "gcp") and config.fusion != "class"
 
 
 def _obstacle(config: HeadConfig, dim: int, has_class_token: bool) -> str | None:

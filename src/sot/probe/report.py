@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sot.core.head import HeadConfig
 from sot.files import as_csv, as_png, write_atomically
 from sot.metrics import interval
+from sot.probe.heads import is_second_order
 from sot.run import RUN_FILE
 
 GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
@@ -81,21 +83,21 @@ def as_table(comparison: Comparison) -> Table:
         f"best on the held-out part of train: {comparison.best}; "
         f"epoch: of the {comparison.feature_seconds:.1f} s the backbone took for train, goal {GOAL:.0%}"
     )
-    columns, unsorted = [f"{comparison.metric}, %", "held out", "params", "MACs M", "sec", "epoch"], None
     if comparison.unsorted_seconds:
-        columns.append("unsorted")
-        unsorted = comparison.feature_seconds / comparison.unsorted_seconds
-        caption += f"; unsorted: of the {comparison.unsorted_seconds:.1f} s for texts that are not sorted by length"
+        share = comparison.feature_seconds / comparison.unsorted_seconds
+        largest = max(result.epoch_ratio for result in comparison.results) * share
+        caption += f"; not sorted by length the texts would take {comparison.unsorted_seconds:.1f} s, "
+        caption += f"and an epoch at most {largest:.2%} of that"
     name = Column("head", no_wrap=True)
-    table = Table(name, title=f"{comparison.model} on {comparison.data}", caption=caption, pad_edge=False)
-    for column in columns:
+    title = f"{comparison.model} on {comparison.data}"
+    narrow: dict[str, Any] = {"collapse_padding": True, "pad_edge": False, "box": SIMPLE_HEAD}  # for 80 columns
+    table = Table(name, title=title, caption=caption, **narrow)
+    for column in (f"{comparison.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
         table.add_column(column, justify="right")
     for result in comparison.results:
         cells = [_score(result), f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
         style = "bold" if result.head == comparison.best else None
-        cells += [f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}"]
-        cells += [] if unsorted is None else [f"{result.epoch_ratio * unsorted:.2%}"]
-        table.add_row(result.head, *cells, style=style)
+        table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
     return table
 
 
@@ -113,7 +115,7 @@ def as_picture(comparison: Comparison) -> bytes:
     axes = figure.subplots()
     for result in comparison.results:
         half = 100 * (interval(result.scores) or 0)
-        colour = "C3" if result.config.pool in ("mgcrp", "gcp") and result.config.fusion != "class" else "C0"
+        colour = "C3" if is_second_order(result.config) else "C0"
         marker = "o" if result.head.startswith("class") else "s"
         axes.errorbar(result.params, 100 * result.mean, half, fmt=marker, color=colour, capsize=3)
         axes.annotate(result.head, (result.params, 100 * result.mean), (5, 3), textcoords="offset points", fontsize=8)
