@@ -317,6 +317,15 @@ def test_image_processor_of_a_timm_model_is_its_evaluation_transform(tmp_path):
         (lambda: sot.equip("test_vit", 2, problem_type="foo"), "unknown problem_type 'foo'; accepted: regression, sin"),
         (lambda: sot.equip(backbone(ENCODERS["bert"]), 2, embed="densenet"), "timm models only, got BertModel"),
         (lambda: sot.equip(backbone(ENCODERS["bert"]), 2, model_args={"a": 1}), "{'a': 1} are for timm models only"),
+        (
+            lambda: sot.equip(backbone(ENCODERS["bert"]), 2, head="sum"),
+            "or a dictionary of its fields, got 'sum'",
+        ),
+        (lambda: sot.equip(backbone(ENCODERS["bert"]), 1, head={"fusion": "late"}), "it cannot do regression"),
+        (
+            lambda: sot.equip(sot.equip("test_vit", 2, pretrained=False), 3),
+            "has a second-order head already",
+        ),
         (lambda: sot.equip("test_vit", 3, {"pool": "avg"}), "unknown pool 'avg'"),
         (lambda: sot.equip(nn.Linear(2, 2), 3), "neither of timm nor of transformers"),
         (lambda: sot.equip("crossvit_9_240", 3, pretrained=False), "two token sequences of different widths"),

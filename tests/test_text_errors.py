@@ -20,6 +20,7 @@ from sot.finetune import fine_tune
 from sot.metrics import text_scores
 from sot.models.equip import equip
 from sot.models.from_transformers import check_length, knows_words, position_limit
+from sot.predict import predict_texts
 from sot.probe.samples import picture_digest, text_samples
 from sot.recipe import Recipe
 
@@ -171,6 +172,19 @@ def test_texts_are_cut_to_what_the_model_reads(length, pairs, least, bert, tmp_p
         assert {len(ids) for ids in samples.data.dataset.encoded["input_ids"]} == {accepted}
 
 
+def test_a_text_without_tokens_is_reported_and_the_others_predicted(tmp_path):
+    words = {word: number for number, word in enumerate(["<unk>", "<pad>", "a", "b"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", pad_token="<pad>")
+    config = hf.GPT2Config(vocab_size=4, n_embd=16, n_layer=1, n_head=2, n_positions=20, pad_token_id=1)
+    model = equip(hf.GPT2Model(config), 2).eval()
+    for texts in ([""], ["", "a b", ""]):
+        found = list(predict_texts(model, fast, texts, top=1, batch_size=4))
+        assert [each.error for each in found] == [None if text else "it has no tokens" for text in texts]
+        assert [len(each.classes) for each in found] == [int(bool(text)) for text in texts]
+
+
 @pytest.mark.parametrize("command", ["finetune", "probe"])
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_model_of_pairs_wants_pairs_and_one_of_texts_wants_texts(command, pairs, bert, tmp_path):
@@ -193,6 +207,8 @@ def test_a_model_of_pairs_wants_pairs_and_one_of_texts_wants_texts(command, pair
         refused = sot(*attempt)
         assert refused.returncode == 2 and message in refused.stderr, attempt
     assert sot("evaluate", trained, "--data", table, *columns).returncode == 0
+    shown = ["explain", trained, "--text", "a", *(["--pair", ""] if pairs else []), "--out", tmp_path / "shown"]
+    assert sot(*shown).returncode == 0
 
 
 def test_probing_refuses_a_length_in_one_sentence(bert, tmp_path):

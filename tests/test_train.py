@@ -17,13 +17,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from test_cli import sot
 
+from sot.build import build_model, data_config
 from sot.checkpoints import is_whole, last_whole_checkpoint
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageSet, load_images, seeded
 from sot.engine import Diverged
 from sot.evaluate import open_images
 from sot.recipe import Recipe, load_recipe
-from sot.train import build_model, data_config, train_images
+from sot.train import train_images
 
 SETTINGS = [
     *(

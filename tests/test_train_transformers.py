@@ -1,14 +1,20 @@
 """`sot train` with the vision models of Hugging Face, from folders."""
 
 import json
+import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from test_cli import sot
 from transformers import (
     BertConfig,
     BertModel,
+    BitImageProcessor,
+    MobileViTImageProcessor,
     SwinConfig,
     SwinModel,
     ViTConfig,
@@ -17,9 +23,10 @@ from transformers import (
 )
 
 from sot.bench.timing import thread_count
+from sot.build import build_model, data_config
 from sot.core.head import HeadConfig
+from sot.engine import SoTTrainer
 from sot.recipe import Recipe
-from sot.train import build_model, data_config
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
 QUICK = [*("--set", "epochs=1"), *("--set", "train_samples=64"), *("--set", "batch_size=32")]
@@ -45,17 +52,55 @@ def build(folder, head=None, **settings):
     return build_model(str(folder), ["a", "b"], Recipe(**settings), head, pretrained=True)
 
 
-def test_a_vision_model_of_hugging_face_is_trained_and_evaluated(vit, tmp_path):
-    out = tmp_path / "run"
-    command = ["train", "--model", vit, "--pretrained", "--data", "digits", "--out", out, *QUICK, "--json"]
-    done = sot(*command, "--set", "layer_decay=0.8")
+def train(model, out, *options, epochs=3):
+    few = [*("--set", f"epochs={epochs}"), *("--set", "train_samples=64"), *("--set", "batch_size=32")]
+    done = sot("train", "--model", model, "--data", "digits", "--out", out, *few, "--json", *options)
     assert done.returncode == 0, done.stderr
-    evaluated = sot("evaluate", out, "--data", "digits", "--json")
+    return json.loads(done.stdout)
+
+
+def test_a_vision_model_of_hugging_face_is_trained_and_evaluated(vit, tmp_path):
+    trained = train(vit, tmp_path, "--set", "layer_decay=0.8", "--head", "none", epochs=1)
+    evaluated = sot("evaluate", tmp_path, "--data", "digits", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
-    trained, scored = json.loads(done.stdout), json.loads(evaluated.stdout)
+    scored = json.loads(evaluated.stdout)
     for name in ("accuracy", "loss"):
         assert trained[f"eval_{name}"] == pytest.approx(scored[name])
-    assert sot(*command, "--set", "layer_decay=0.8", "--resume").returncode == 0
+    assert "with the head {'fusion': 'class'" in (tmp_path / "README.md").read_text()
+    assert sot("export", tmp_path, "--to", "torch").returncode == 0
+
+
+def test_interrupted_and_resumed_it_ends_with_the_same_bits(vit, tmp_path, monkeypatch):
+    """Of these backbones transformers writes other names than it trains with."""
+    metrics = train(vit, tmp_path / "run")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    start = ViTModel.from_pretrained(vit).state_dict()
+    assert not torch.equal(weights["backbone.layers.0.mlp.fc1.weight"], start["layers.0.mlp.fc1.weight"])
+    monkeypatch.chdir(vit.parent)  # the same model by another name
+    for interrupted in (False, True):
+        if interrupted:
+            shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+        assert train("vit", tmp_path / "run", "--resume") == metrics
+        again = load_file(tmp_path / "run" / "model.safetensors")
+        assert again.keys() == weights.keys() and all(torch.equal(again[name], weights[name]) for name in again)
+
+
+def test_a_relative_name_means_the_model_it_meant(vit, tmp_path, monkeypatch):
+    monkeypatch.chdir(vit.parent)
+    train("vit", tmp_path / "run", epochs=1)
+    shutil.copytree(vit, tmp_path / "vit")
+    monkeypatch.chdir(tmp_path)
+    result = sot("train", "--model", "vit", "--data", "digits", "--out", tmp_path / "run", *QUICK, "--resume")
+    assert result.returncode == 2 and f"is a run of model '{vit}', not '{tmp_path / 'vit'}'" in result.stderr
+
+
+def test_a_checkpoint_without_all_weights_is_not_resumed():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    check = SoTTrainer._issue_warnings_after_load
+    check(SimpleNamespace(model=model), SimpleNamespace(missing_keys=["1.weight"]))  # there by another name
+    with pytest.raises(ValueError, match=r"the checkpoint lacks 1 weights of the model, first 1\.bias"):
+        check(SimpleNamespace(model=model), SimpleNamespace(missing_keys=["1.weight", "1.bias"]))
 
 
 def test_training_reads_pictures_as_its_image_processor_does(vit):
@@ -79,7 +124,7 @@ def test_the_conventional_head_is_the_average_where_there_is_no_class_token(tmp_
 
 def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
     for settings, message in (
-        ({"img_size": 64}, "reads pictures of 32 pixels: img_size must be 32 or null, got 64"),
+        ({"img_size": 64}, "img_size must be null, as .* reads pictures of 32×32 pixels, got 64"),
         ({"drop_path": 0.1}, "drop_path is for timm models, and .* is none, got drop_path=0.1"),
         ({"embed": "densenet"}, "embed is for timm models"),
         ({"model_args": {"depth": 3}}, "model_args is for timm models"),
@@ -92,3 +137,45 @@ def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
     ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="has no image processor beside it"):
         build(tmp_path / "vit")
+
+
+@pytest.mark.parametrize(
+    "processor, model, message",
+    [
+        (
+            MobileViTImageProcessor(size={"shortest_edge": 32}, crop_size=32),
+            {},
+            "scales or orders colours",
+        ),
+        (
+            ViTImageProcessor(size={"height": 32, "width": 32}, do_rescale=False),
+            {},
+            "scales or orders colours",
+        ),
+        (
+            BitImageProcessor(size={"shortest_edge": 32}, do_center_crop=False),
+            {},
+            "gives pictures various sizes: it needs",
+        ),
+        (
+            ViTImageProcessor(size={"height": 48, "width": 48}),
+            {},
+            r"cannot read pictures of \(3, 48, 48\), which its im",
+        ),
+        (ViTImageProcessor(size={"height": 32, "width": 32}), {"num_channels": 1}, "cannot read pictures of"),
+    ],
+)
+def test_processors_that_do_not_fit_are_refused_before_there_is_a_run(processor, model, message, tmp_path):
+    ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8, **model)).save_pretrained(tmp_path / "vit")
+    processor.save_pretrained(tmp_path / "vit")
+    command = ["train", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "run", *QUICK]
+    result = sot(*command, "--set", "img_size=null")
+    assert result.returncode == 2 and re.search(message, result.stderr), result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_probing_refuses_pictures_of_various_sizes(tmp_path):
+    ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
+    BitImageProcessor(size={"shortest_edge": 32}, do_center_crop=False).save_pretrained(tmp_path / "vit")
+    result = sot("probe", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "out")
+    assert result.returncode == 2 and "gives pictures various sizes: it needs a crop_size" in result.stderr

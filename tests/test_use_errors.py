@@ -176,6 +176,8 @@ def test_options_that_would_be_ignored_are_refused(place, monkeypatch):
         (["predict", text, "-", "--pair", "x"], "--pair is given once for each --text, and for no other input, got 1"),
         (["predict", text, "--text", "x", "--pair", "y", "--pair", "z"], "--pair is given once for each --text"),
         (["predict", image, "--text", "x"], "is a model for pictures: leave out --text"),
+        (["predict", text, place / "x.png"], "text is a model for texts: give --text, or - for one a line, not"),
+        (["evaluate", image, "--data", "digits", "--confusion", "c.jpg"], "--confusion must end in .png, got c.jpg"),
         (["predict", text, "--text", "bad \udcff"], r"the text 'bad \udcff' is not valid UTF-8"),
         (["explain", text, "--text", "bad \udcff", "--out", place / "o"], r"the text 'bad \udcff' is not valid UTF-8"),
         (["evaluate", image, "--task", "cola"], "image is a model for pictures: leave out --task"),

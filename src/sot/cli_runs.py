@@ -121,7 +121,9 @@ def train(
     settings: SetOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the model's published weights.")] = False,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Start from a name's published weights; a folder's are always read.")
+    ] = False,
     workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 0,
     accumulation: AccumulationOption = 1,
     log: LogOption = "tensorboard",

@@ -87,20 +87,29 @@ def evaluate(
         _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
         return
     _refuse("there are no --corruptions", {"--severities": severities != SEVERITIES})
-    if confusion is not None and not confusion.parent.is_dir():
-        raise ValueError(f"--confusion {confusion} needs the folder {confusion.parent}, which is not there")
     if reads_texts:
         texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
-        if confusion is not None and texts.labels is None:
-            raise ValueError(f"--confusion {confusion} is for classes, and the data has numbers to predict")
+        _check_confusion(confusion, texts.labels is not None)
         result = evaluate_text(folder, texts, batch_size, _progress)
     elif data is None:
         raise ValueError("an image model needs --data to be evaluated on")
     else:
+        _check_confusion(confusion)
         result = open_images(folder, data, samples).evaluate(batch_size, _progress, all_classes)
     _show(result, folder, as_json)
     if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
+
+
+def _check_confusion(file: Path | None, classes: bool = True) -> None:
+    if file is None:
+        return
+    if file.suffix.lower() != ".png":
+        raise ValueError(f"--confusion must end in .png, got {file}")
+    if not file.parent.is_dir():
+        raise ValueError(f"--confusion {file} needs the folder {file.parent}, which is not there")
+    if not classes:
+        raise ValueError(f"--confusion {file} is for classes, and the data has numbers to predict")
 
 
 def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
@@ -108,10 +117,13 @@ def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
         typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
         return
     print_scores(result.scores, False, f"{folder} {result.note}")
+    rows = result.by_class()
+    if not rows:  # of a regression
+        return
     table = Table("class")
     for column in ("samples", "recall", "precision"):
         table.add_column(column, justify="right")
-    for name, samples, recall, precision in result.by_class():
+    for name, samples, recall, precision in rows:
         table.add_row(plain(name), str(samples), f"{recall:.3f}", f"{precision:.3f}")
     console.print(table)
 
@@ -158,6 +170,8 @@ def predict(
     given = _given(inputs or [], text or [], pair or [])
     model, processor = load_exported(folder) if folder.suffix in (".onnx", ".pt2") else load_model(folder)
     if model.config.layout is None:
+        if inputs and "-" not in inputs:
+            raise ValueError(f"{folder} is a model for texts: give --text, or - for one a line, not {inputs[0]!r}")
         predictions = predict_texts(model, processor, given, top, batch_size, pair)
     else:
         _refuse(f"{folder} is a model for pictures", {"--text": bool(text), "--pair": bool(pair)})

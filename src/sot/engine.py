@@ -264,6 +264,14 @@ class SoTTrainer(Trainer):
             logger.warning("Could not write %s (%s); training goes on, the last checkpoint is %s.", name, error, kept)
             shutil.rmtree(out / UNFINISHED, ignore_errors=True)
 
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Where Trainer only logs that weights are missing; those that share memory with others are not."""
+        weights = self.model.state_dict()
+        there = {value.data_ptr() for name, value in weights.items() if name not in load_result.missing_keys}
+        missing = [name for name in load_result.missing_keys if weights[name].data_ptr() not in there]
+        if missing:
+            raise ValueError(f"the checkpoint lacks {len(missing)} weights of the model, first {missing[0]}")
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.resumed_from = Path(resume_from_checkpoint)

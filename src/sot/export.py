@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sot.core.exportable import ROOTS
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
+from sot.data.images import check_processor
 from sot.evaluate import load_config, load_model, load_processor
 from sot.models.branched import heads_of
 from sot.run import check_folder
@@ -90,9 +91,8 @@ def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[s
     """Random pictures, or random texts of `length` tokens of which the last is shorter."""
     generator = torch.Generator().manual_seed(batch)
     if model.config.layout is not None:
-        size = processor.crop_size
-        channels = len(processor.image_mean)
-        return {"pixel_values": torch.randn(batch, channels, size["height"], size["width"], generator=generator)}
+        shape = check_processor(processor, "the model")
+        return {"pixel_values": torch.randn(batch, *shape, generator=generator)}
     tokens = torch.randint(0, len(processor), (batch, length), generator=generator)
     mask = torch.ones_like(tokens)
     mask[-1, -2:] = 0

@@ -19,7 +19,7 @@ from sot.models.equip import equip
 from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForSequenceClassification
 from sot.recipe import Recipe
-from sot.run import RUN_FILE, execute, open_run, show_bars_on_terminals_only
+from sot.run import RUN_FILE, execute, full_name, open_run, show_bars_on_terminals_only
 from sot.train import split_batch, training_arguments
 
 IMAGES_ONLY = (  # keys of a recipe
@@ -106,7 +106,7 @@ def fine_tune(
     order = "group_by_length" if recipe.group_by_length else "random"
     args = training_arguments(recipe, out, {**batches, "report_to": report_to, "train_sampling_strategy": order})
     known = _as_kept(out / RUN_FILE, source or {}) if resume else source or {}
-    open_run(out, {**identity, **known}, recipe, resume, overwrite)
+    open_run(out, {**identity, "model": full_name(model), **known}, recipe, resume, overwrite)
     trainer = SoTTrainer(
         recipe,
         model=built,

@@ -76,17 +76,24 @@ def predict_texts(
     check_pairs(model.config, bool(pairs))
     seconds: Sequence[str | None] = pairs or [None] * len(texts)
     for batch in _batches(list(zip(texts, seconds)), batch_size):
-        good = [item for item in batch if all(map(is_unicode, filter(None, item)))]
+        encoded = [_encode(tokenizer, *item) for item in batch]
+        good = [item for item in encoded if not isinstance(item, str)]
         rows: Iterator[list[tuple[str, float]]] = iter(())
         if good:
-            first, second = (list(each) for each in zip(*good))
-            encoded = tokenizer(first, second if pairs else None, padding=True, truncation=True, return_tensors="pt")
-            names = ("input_ids", "attention_mask", "token_type_ids")
-            kept = {name: encoded[name].to(model.device) for name in names if name in encoded}
-            rows = iter(_top(model, model(**kept).logits, top))
-        for item in batch:
-            error = None if item in good else "it is not valid UTF-8"
-            yield Prediction(item[0], [] if error else next(rows), error, item[1])
+            padded = tokenizer.pad(good, return_tensors="pt").to(model.device)
+            rows = iter(_top(model, model(**padded).logits, top))
+        for (text, pair), item in zip(batch, encoded):
+            error = item if isinstance(item, str) else None
+            yield Prediction(text, [] if error else next(rows), error, pair)
+
+
+def _encode(tokenizer: Any, text: str, pair: str | None) -> dict[str, list[int]] | str:
+    """What the model reads of a text, or why it cannot."""
+    if not all(map(is_unicode, filter(None, (text, pair)))):
+        return "it is not valid UTF-8"
+    encoded = tokenizer(text, pair, truncation=True)
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: encoded[name] for name in names if name in encoded} if encoded["input_ids"] else "it has no tokens"
 
 
 def probabilities(config: Any, logits: Tensor) -> Tensor:

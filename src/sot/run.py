@@ -14,6 +14,7 @@ from transformers import ProgressCallback, TrainerCallback
 from transformers.utils import logging
 
 from sot.checkpoints import UNFINISHED, last_whole_checkpoint
+from sot.core.head import HeadConfig
 from sot.engine import SoTTrainer
 from sot.files import as_csv, as_png, read_object, write_atomically
 from sot.recipe import Recipe
@@ -110,7 +111,7 @@ def execute(
     metrics = {key: value for key, value in trainer.evaluate().items() if _is_score(key)}
     trainer.save_best(out)
     if trainer.is_world_process_zero():
-        write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels))
+        write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels, trainer.model.config.head))
     return metrics
 
 
@@ -191,8 +192,17 @@ def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> bytes:
     return as_png(figure)
 
 
-def model_card(identity: Mapping[str, Any], recipe: Recipe, metrics: Mapping[str, float], labels: list[str]) -> str:
+def model_card(
+    identity: Mapping[str, Any],
+    recipe: Recipe,
+    metrics: Mapping[str, float],
+    labels: list[str],
+    head: Mapping[str, Any],
+) -> str:
     """README.md of a trained model."""
+    usual = HeadConfig().to_dict()
+    named = ["fusion"] if head["fusion"] == "class" else ["fusion", "pool"]
+    settings = {name: value for name, value in head.items() if value != usual[name] or name in named}
     scores = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in metrics.items())
     shown = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
     return f"""---
@@ -201,7 +211,7 @@ tags: [sot, second-order]
 ---
 # {identity["model"]} on {identity["data"]}
 
-Trained by `sot {identity["command"]}` with the second-order head {recipe.head or "of the paper"}.
+Trained by `sot {identity["command"]}` with the head {settings}.
 
 | validation | |
 |---|---|

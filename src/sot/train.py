@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
+from sot.build import build_model, data_config
 from sot.core.head import HeadConfig
 from sot.data.images import (
     LEFT_OUT,
@@ -28,11 +28,7 @@ from sot.data.images import (
 )
 from sot.data.sources import ImageData, Stream, part_of
 from sot.engine import SoTTrainer
-from sot.files import one_line
 from sot.metrics import cross_entropy, top_k
-from sot.models.equip import equip, is_timm
-from sot.models.from_timm import resize_processor
-from sot.models.modeling import SoTForImageClassification
 from sot.recipe import Recipe
 from sot.run import execute, full_name, open_run, show_bars_on_terminals_only
 
@@ -97,86 +93,6 @@ def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
 def world_size() -> int:
     """Processes that torchrun or accelerate started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
-    """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
-    _check_arguments(recipe.model_args)
-    if not is_timm(name):
-        return _build_from_transformers(name, labels, recipe, head, pretrained)
-    wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
-    arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
-    options = {**_options(labels, recipe, pretrained), "embed": recipe.embed}
-
-    def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
-        try:
-            return equip(name, head=chosen, model_args=model_args, **options)
-        except (TypeError, RuntimeError, AssertionError) as error:
-            if isinstance(error, TypeError) and "img_size" in model_args:  # not of models that take any size
-                built = make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
-                resize_processor(built.processor, model_args["img_size"])
-                return built
-            raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
-
-    return _with_head(head, lambda chosen: make(chosen, arguments))
-
-
-def _build_from_transformers(
-    name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool
-) -> Any:
-    settings = {"drop_path": recipe.drop_path, "embed": recipe.embed, "model_args": recipe.model_args}
-    for setting, value in settings.items():
-        if value:
-            raise ValueError(f"{setting} is for timm models, and {name} is none, got {setting}={value}")
-    built = _with_head(head, lambda chosen: equip(name, head=chosen, **_options(labels, recipe, pretrained)))
-    if not isinstance(built, SoTForImageClassification):
-        raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
-    if built.processor is None:
-        raise ValueError(f"{name} has no image processor beside it that can be loaded")
-    size = data_config(built)["input_size"][-1]
-    if recipe.img_size not in (None, size):
-        raise ValueError(
-            f"{name} reads pictures of {size} pixels: img_size must be {size} or null, got {recipe.img_size}"
-        )
-    return built
-
-
-def _options(labels: list[str], recipe: Recipe, pretrained: bool) -> dict[str, Any]:
-    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
-    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
-
-
-def _with_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
-    if head is not None:
-        return make(head)
-    try:
-        return make(HeadConfig(fusion="class"))
-    except ValueError as error:
-        if "needs a class token" not in str(error):
-            raise
-        return make(HeadConfig(fusion="word", pool="gap"))
-
-
-def _check_arguments(model_args: Mapping[str, Any]) -> None:
-    """Refuse what timm takes but no picture or head fits."""
-    if model_args.get("in_chans", 3) != 3:
-        raise ValueError(f"in_chans of model_args must be 3, as pictures are read in RGB, got {model_args['in_chans']}")
-    taken = [name for name in ("num_classes", "pretrained", "features_only") if name in model_args]
-    if taken:
-        raise ValueError(f"model_args cannot set {', '.join(taken)}: the data, --pretrained and the head decide that")
-
-
-def data_config(model: SoTForImageClassification) -> dict[str, Any]:
-    """The image processor that is saved with the model in the words of timm, so that training sees what it will."""
-    processor = model.processor
-    normal = getattr(processor, "do_normalize", True)
-    resample = Image.Resampling.BICUBIC if processor.resample is None else processor.resample
-    return {
-        "input_size": tuple(processor_transform(processor)(Image.new("RGB", (64, 64))).shape),
-        "interpolation": Image.Resampling(resample).name.lower(),
-        "mean": processor.image_mean if normal else (0.0,) * 3,
-        "std": processor.image_std if normal else (1.0,) * 3,
-    }
 
 
 def image_metrics(prediction: Any) -> dict[str, float]:
@@ -244,6 +160,7 @@ def train_images(
     batches = split_batch(recipe, accumulation)
     pictures = load_images(data, recipe.seed)
     set_seed(recipe.seed)
+    pretrained = pretrained or Path(model).is_dir()
     built = build_model(model, pictures.labels, recipe, head, pretrained)
     head_settings = None if head is None else head.to_dict()
     identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
@@ -253,7 +170,7 @@ def train_images(
     if isinstance(pictures.train, Stream):
         pictures.train.check_readers(args.world_size, workers)
     _check_samples(part_of(pictures.train, recipe.train_samples), args)
-    open_run(out, {**identity, "data": full_name(data)}, recipe, resume, overwrite)
+    open_run(out, {**identity, "model": full_name(model), "data": full_name(data)}, recipe, resume, overwrite)
     trainer = make_trainer(built, pictures, recipe, args)
     return execute(trainer, identity, recipe, out, resume, pictures.labels)
 

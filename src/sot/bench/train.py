@@ -17,11 +17,12 @@ from transformers.utils import logging
 
 from sot.bench.cases import Row, rows_of
 from sot.bench.timing import Progress, Race
+from sot.build import build_model
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.engine import parameter_groups
 from sot.recipe import Recipe
-from sot.train import ImageTrainer, build_model, make_trainer, split_batch, training_arguments
+from sot.train import ImageTrainer, make_trainer, split_batch, training_arguments
 
 BARE, OURS = "bare loop", "ours: sot train"
 GOAL = 1.10

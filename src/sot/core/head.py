@@ -102,6 +102,8 @@ class HeadConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> HeadConfig:
         """The inverse of `to_dict`; missing fields have their defaults, unknown ones are refused."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a head is given by HeadConfig or a dictionary of its fields, got {values!r}")
         known = [field.name for field in fields(cls)]
         unknown = [name for name in values if name not in known]
         if unknown:
@@ -139,10 +141,10 @@ class SecondOrderHead(nn.Module):
     `num_features` wide: the class token first, then the pooled words. A part the fusion does not use may be None.
     """
 
-    def __init__(self, dim: int, num_classes: int, config: HeadConfig | None = None) -> None:
+    def __init__(self, dim: int, num_classes: int, config: HeadConfig | Mapping[str, Any] | None = None) -> None:
         super().__init__()
         check_positive(dim=dim)
-        self.config = HeadConfig() if config is None else config
+        self.config = config if isinstance(config, HeadConfig) else HeadConfig.from_dict(config or {})
         self.dim = dim
         self.fusion = self.config.fusion
         self.pool = None if self.fusion == "class" else POOLS[self.config.pool](dim, self.config)

@@ -241,5 +241,13 @@ def processor_transform(processor: Any) -> Callable[[Image.Image], Tensor]:
     return partial(_process, processor)  # which workers can be sent
 
 
+def check_processor(processor: Any, name: str) -> tuple[int, ...]:
+    """The shape in which an image processor gives every picture; one that gives various shapes is refused."""
+    shapes = [tuple(_process(processor, Image.new("RGB", size)).shape) for size in ((80, 60), (60, 80))]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"the image processor of {name} gives pictures various sizes: it needs a crop_size")
+    return shapes[0]
+
+
 def _process(processor: Any, image: Image.Image) -> Tensor:
     return torch.as_tensor(processor(image, return_tensors="pt")["pixel_values"][0])

@@ -30,8 +30,8 @@ Opened = tuple[Any, Any]  # a model and its processor
 
 def class_index(labels: list[str], name: str | int, what: str) -> int:
     """The number of a class given by name or number."""
-    if isinstance(name, int) and 0 <= name < len(labels):
-        return name
+    if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < len(labels):
+        return int(name)
     if name in labels:
         return labels.index(str(name))
     shown = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
@@ -125,6 +125,8 @@ def explain_image(
     """
     check_model(model)
     check_method(method, IMAGE_METHODS, "pictures")
+    if not hasattr(image, "convert"):
+        raise ValueError(f"a picture is given as PIL opens it, got {type(image).__name__}")
     others = _check_others(model, {CLASS: class_model, WORDS: word_model})
     pixels = _pixels(processor, image)
     with explaining(model):
@@ -196,7 +198,7 @@ def explain_text(
     check_model(model)
     check_method(method, TEXT_METHODS, "texts")
     check_unicode(text, pair)
-    check_pairs(model.config, bool(pair))
+    check_pairs(model.config, pair is not None)
     others = _check_others(model, {CLASS: class_model, WORDS: word_model})
     words = split_words(model, tokenizer, text, pair)
     with explaining(model):

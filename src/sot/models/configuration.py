@@ -51,8 +51,9 @@ class SoTConfig(PreTrainedConfig):
         self.head = HeadConfig.from_dict(self.head or {}).to_dict()
         if self.class_position not in POSITIONS:
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
-        if self.head["fusion"] == "late" and self.problem_type not in (None, "single_label_classification"):
-            raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {self.problem_type}")
+        problem = self.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
+        if self.head["fusion"] == "late" and problem != "single_label_classification":
+            raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {problem}")
 
     @property
     def hidden_size(self) -> int:

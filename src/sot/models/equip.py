@@ -40,7 +40,7 @@ from sot.models.from_transformers import (
     load_transformers,
     transformers_layout,
 )
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
 
 logger = logging.getLogger("sot")
 EXPONENT = 0.25  # of heads that name no normalisation: it scored higher than the paper's 0.5, see docs/results.md
@@ -69,7 +69,7 @@ def equip(
 
     Args:
         model: A timm model or name, a Hugging Face model or hub name, or a folder. It is copied, never edited.
-        num_classes: How many classes; by default as many as `labels`, or as the model has.
+        num_classes: How many classes; by default as many as `labels`, or as the model or folder has. One is a number.
         head: HeadConfig, or a dictionary of its fields, in which `mgcrp` without a `norm` means the exact one, "svpn",
             of exponent 0.25 if none is given; without a class token `fusion` becomes "word".
         pretrained: Whether a name loads pretrained weights.
@@ -84,8 +84,11 @@ def equip(
         trust_remote_code: Allow a Hugging Face folder or hub name to run its own code.
     """
     _check_loss(label_smoothing, problem_type)
-    settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
+    if isinstance(model, SoTPreTrainedModel):
+        raise ValueError("this model has a second-order head already: equip its backbone, model.backbone, for another")
     names = _classes(num_classes, labels, model)
+    problem_type = problem_type or ("regression" if len(names) == 1 else None)  # as transformers has it, but at once
+    settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
     config = head if isinstance(head, HeadConfig) else _exact_unless_fast(head or {})
     if is_timm(model):
@@ -153,8 +156,11 @@ def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) 
 def _old_labels(model: Any) -> dict[Any, str] | None:
     """Label names of a classifier, given as a model or as its folder."""
     if isinstance(model, str | Path):
-        saved = folder_config(Path(model)).get("id2label") if Path(model).is_dir() else None
-        return saved and {key: saved[key] for key in sorted(saved, key=int)}
+        saved = folder_config(Path(model)) if Path(model).is_dir() else {}
+        if saved.get("id2label"):
+            return {key: saved["id2label"][key] for key in sorted(saved["id2label"], key=int)}
+        names = saved.get("label_names") or [f"LABEL_{i}" for i in range(saved.get("num_classes") or 0)]  # of timm's
+        return dict(enumerate(names)) or None
     return getattr(getattr(model, "config", None), "id2label", None)
 
 

@@ -76,7 +76,20 @@ def recover_arguments(model: Any) -> dict[str, Any]:
     shapes = {name: value.shape for name, value in model.state_dict().items()}
     if any(shapes.get(name) != value.shape for name, value in twin.state_dict().items()):
         raise ValueError(_needs_arguments(architecture))
+    if _dropouts(model, "p", "drop_prob") != _dropouts(twin, "p", "drop_prob"):
+        raise ValueError(_needs_arguments(architecture))
     return arguments
+
+
+def _dropouts(model: Any, *attributes: str) -> dict[str, float]:
+    """How much each module of the backbone drops while training, if anything; heads are not of the backbone."""
+    rates = {
+        name: getattr(module, attribute, None)
+        for name, module in model.named_modules()
+        for attribute in attributes
+        if hasattr(module, attribute) and not name.startswith("head")
+    }
+    return {name: round(rate, 6) for name, rate in rates.items() if isinstance(rate, float) and rate > 0}
 
 
 def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
@@ -113,6 +126,10 @@ def describe(model: Any) -> dict[str, Any]:
             found |= {"depth": depths[0], "num_heads": heads[0], "embed_dim": model.num_features}
         if hasattr(getattr(first[0], "mlp", None), "fc1"):
             found["mlp_ratio"] = first[0].mlp.fc1.out_features / first[0].mlp.fc1.in_features
+        for rate in ("proj_drop", "attn_drop"):
+            found[f"{rate}_rate"] = getattr(getattr(first[0].attn, rate, None), "p", 0.0)
+    found["pos_drop_rate"] = getattr(getattr(model, "pos_drop", None), "p", 0.0)
+    found["drop_path_rate"] = max(_dropouts(model, "drop_prob").values(), default=0.0)  # it grows with the depth
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -24,7 +24,7 @@ from sot.files import weights_of
 from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
 from sot.models.from_timm import folder_config
 from sot.models.modeling import SoTForSequenceClassification, build_backbone
-from sot.models.tokens import Layout, find_layout
+from sot.models.tokens import CLASS_TOKENS, Layout, find_layout
 
 logger = logging.getLogger("sot")
 
@@ -55,6 +55,8 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
             source = loader.from_pretrained(name, trust_remote_code=trust)
     else:
         source = build_backbone(config, pooler)
+    if hasattr(source, "text_model") and hasattr(source, "vision_model"):
+        raise ValueError(f"{type(source).__name__} reads texts and pictures: equip its text_model or its vision_model")
     return source, _processor(name, source, trust)
 
 
@@ -88,9 +90,12 @@ def transformers_layout(config: Any) -> Layout:
         model = build_backbone(config, pooler=False).eval()
     size = getattr(config, "image_size", None) or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
-    pixels = torch.zeros(2, getattr(config, "num_channels", 3), height, width, device="meta")
+    shape = (2, getattr(config, "num_channels", 3), height, width)
+    pixels = torch.zeros(shape, dtype=model.dtype, device="meta")
     prefix = [name.split(".")[-1] for name, _ in model.named_parameters()]
-    num_prefix = sum(name in prefix for name in ("cls_token", "distillation_token"))
+    if "detection_tokens" in prefix:
+        raise ValueError(f"{type(model).__name__} has no word tokens to pool: its detection tokens are among them")
+    num_prefix = sum(name in prefix for name in (*CLASS_TOKENS, "distillation_token"))
     if "register_tokens" in prefix:
         num_prefix += config.num_register_tokens
     return find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)

@@ -121,8 +121,12 @@ class SoTPreTrainedModel(PreTrainedModel):
         return loaded
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As usual, with the image processor or tokenizer beside it."""
-        super().save_pretrained(save_directory, *args, **kwargs)
+        """As usual, with the image processor or tokenizer beside it.
+
+        Weights keep the names they have here: of some backbones transformers would write those of older files, which
+        Trainer, when it resumes, does not know.
+        """
+        super().save_pretrained(save_directory, *args, **{"save_original_format": False, **kwargs})
         if self.processor is not None:
             self.processor.save_pretrained(save_directory)
 
@@ -171,14 +175,15 @@ class SoTForImageClassification(SoTPreTrainedModel):
 
     def tokens(self, pixel_values: Tensor, **kwargs: Any) -> tuple[Tokens, Any]:
         """Tokens of a batch of images, and what else the backbone returned."""
-        assert self.layout is not None
+        if self.layout is None:
+            raise ValueError("this model reads texts: load it with AutoModelForSequenceClassification")
+        pixel_values = pixel_values.to(self.backbone.dtype)
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
         fetch = type(self.body).__name__ in FETCH
         outputs: Any = None
         if not fetch or kwargs.get("output_hidden_states"):
             outputs = self.backbone(pixel_values, return_dict=True, **self._fixed(pixel_values), **kwargs)
-        pixels = pixel_values.to(self.backbone.dtype)
-        features = timm_features(self.body, pixels) if fetch else outputs.last_hidden_state
+        features = timm_features(self.body, pixel_values) if fetch else outputs.last_hidden_state
         return split_branches(features, self.layout, self.body, size), outputs
 
     def _fixed(self, pixel_values: Tensor) -> dict[str, Any]:

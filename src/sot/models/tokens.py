@@ -170,7 +170,8 @@ def timm_features(model: nn.Module, image: Tensor) -> Any:
 
 # --- finding the layout of a backbone ----------------------------------------------------------------------
 
-NORM_NAMES = ("fc_norm", "head.norm", "layernorm", "norm", "pooler.layernorm", "merger.norm")
+NORM_NAMES = ("fc_norm", "head.norm", "layernorm", "norm", "pooler.layernorm", "merger.norm", "post_layernorm")
+CLASS_TOKENS = ("cls_token", "class_embedding")  # of CLIP and its kin
 
 
 def find_layout(model: nn.Module, features: Callable[[], Any], format: str | None, num_prefix: int | None) -> Layout:
@@ -184,7 +185,7 @@ def find_layout(model: nn.Module, features: Callable[[], Any], format: str | Non
         hook.remove()
     outputs = as_branches(output) if name in FETCH else (output,)
     for part in outputs:
-        if not isinstance(part, Tensor) or part.ndim not in (3, 4):
+        if not isinstance(part, Tensor) or part.ndim not in (3, 4) or part.shape[0] != 2:  # pictures, that is
             shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
             why = REFUSED.get(name, f"its features are {shape}, not tokens (batch, tokens, dim) or a map")
             raise ValueError(f"{name} has no word tokens to pool: {why}")
@@ -200,7 +201,9 @@ def branch_layout(
 ) -> Layout:
     """The layout of what one branch of the model returned."""
     name = type(model).__name__
-    class_tokens = [p for n, p in model.named_parameters() if _last(n).startswith("cls_token") and n not in idle]
+    class_tokens = [
+        p for n, p in model.named_parameters() if n.rpartition(".")[2].startswith(CLASS_TOKENS) and n not in idle
+    ]
     if num_prefix is None:  # CaiT, XCiT, PiT and others do not say: count what their class token parameter holds
         num_prefix = class_tokens[-1].shape[1] if class_tokens else 0
     if output.ndim == 3 and output.shape[1] <= num_prefix:
@@ -218,10 +221,6 @@ def branch_layout(
         norm=norm,
         needs_norm=norm is None and (name in WITHOUT_NORM or switched_off),
     )
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def pending_norm(model: nn.Module, dim: int, idle: set[str], called: set[nn.Module]) -> str | None:

@@ -86,7 +86,7 @@ class SecondOrderTransformer(VisionTransformer):
         del self.pos_embed  # None: a buffer takes its name
         self.register_buffer("pos_embed", None, persistent=False)
         self.init_non_persistent_buffers()
-        given = HeadConfig.from_dict(head) if isinstance(head, Mapping) else head
+        given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.from_dict(head)
         self.head_config = given or default_head or HeadConfig()
         if drop_rate is not None:
             self.head_config = replace(self.head_config, dropout=drop_rate)

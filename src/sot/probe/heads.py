@@ -52,16 +52,26 @@ def choose_heads(
     """
     check_names(names)
     possible = {name: config for name, config in HEADS.items() if not _obstacle(config, dim, has_class_token)}
-    if representation is not None:
-        sized = {name: config for name, config in possible.items() if is_second_order(config)}
-        possible |= {name: replace(config, representation_size=representation) for name, config in sized.items()}
     if "all" in names:
-        return possible
+        return _sized(possible, dim, representation)
     for name in names:
         if name not in possible:
             obstacle = _obstacle(HEADS[name], dim, has_class_token)
             raise ValueError(f"head {name!r} {obstacle}; accepted: {', '.join(possible)}")
-    return {name: possible[name] for name in dict.fromkeys(names)}
+    return _sized({name: possible[name] for name in dict.fromkeys(names)}, dim, representation)
+
+
+def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -> dict[str, HeadConfig]:
+    second_order = {name: config for name, config in heads.items() if is_second_order(config)}
+    if representation is None:
+        return heads
+    if not second_order:
+        raise ValueError(f"--representation {representation} is for gcp and mgcrp, and no head is one of them")
+    least, most = HeadConfig().heads, dim * (dim + 1) // 2
+    if not least <= representation <= most:
+        accepted = f"between {least} and {most} for tokens {dim} wide"
+        raise ValueError(f"--representation must be {accepted}, got {representation}")
+    return heads | {name: replace(config, representation_size=representation) for name, config in second_order.items()}
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 from transformers import DataCollatorWithPadding
 
-from sot.data.images import EvaluationSet, processor_transform, stack
+from sot.data.images import EvaluationSet, check_processor, processor_transform, stack
 from sot.data.sources import Stream, file_name
 from sot.data.text import TextSplit
 from sot.finetune import TextSet
@@ -55,6 +55,7 @@ def image_samples(model: SoTForImageClassification, source: Any, name: str) -> S
     if model.processor is None:
         raise ValueError("the model has no image processor beside it")
     _check_any(source, name)
+    check_processor(model.processor, "the model")
     data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
     return Samples(
         EvaluationSet(source, processor_transform(model.processor)),

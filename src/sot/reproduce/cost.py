@@ -12,11 +12,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DataCollatorWithPadding
 
-from sot.data.text import load_task
+from sot.build import build_model, data_config
 from sot.finetune import TextSet, build_text_model
 from sot.models.complexity import Logits, measure_training
-from sot.reproduce.work import Unit, Where, task_folder
-from sot.train import build_model, data_config
+from sot.reproduce.work import Unit, Where, read_task
 
 SAMPLES = 16  # in the step that is measured, at most
 
@@ -43,7 +42,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
         seconds = _time_step(model, inputs) / size
         macs = float(measure_training(Logits(model), shape).macs)
     else:
-        texts = load_task(unit.task, task_folder(where.texts, unit.task))
+        texts = read_task(where.texts, unit.task)
         assert texts.train is not None
         model = build_text_model(unit.model, texts, recipe, unit.head)
         kept = replace(texts.train, texts=texts.train.texts[:size], labels=texts.train.labels[:size])

@@ -20,6 +20,7 @@ from typing import Any
 from accelerate import PartialState
 
 import sot
+from sot.build import build_model, data_config
 from sot.core.head import HeadConfig
 from sot.data.imagenet import columns_for
 from sot.data.images import load_images
@@ -31,7 +32,7 @@ from sot.finetune import build_text_model, fine_tune
 from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure
 from sot.recipe import Recipe
 from sot.reproduce.tables import Row
-from sot.train import build_model, data_config, train_images
+from sot.train import train_images
 
 logger = logging.getLogger("sot")
 IMAGENET_A = "imagenet_a"
@@ -106,7 +107,7 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
     if pictures and where.imagenet_a is not None:
         columns_for(where.imagenet_a, load_images(where.imagenet_a, val_share=1).labels, pictures["labels"])
     tasks = sorted({task for row in rows for task in row.tasks})
-    texts = {task: _describe_texts(task, load_task(task, task_folder(where.texts, task))) for task in tasks}
+    texts = {task: _describe_texts(task, read_task(where.texts, task)) for task in tasks}
     for row in rows:
         for about in [texts[task] for task in row.tasks] or [pictures]:
             check_available(about["train"], row.recipe.train_samples)
@@ -119,6 +120,15 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
                 about = pictures if task is None else texts[task]
                 units.append(Unit(row, replace(row.recipe, seed=seed), model, task, about))
     return units
+
+
+def read_task(texts: Path | None, task: str) -> TextData:
+    """The texts of a task."""
+    try:
+        return load_task(task, task_folder(texts, task))
+    except ValueError as error:  # there the option has another name
+        said = str(error).replace("--data, the folder with its", "--texts, a folder in which its own has")
+        raise ValueError(said) from error
 
 
 def task_folder(texts: Path | None, task: str) -> Path | None:
@@ -239,7 +249,7 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
             texts = None
             scores = train_images(unit.model, where.data, run, unit.recipe, head, workers=workers, **options)
         else:
-            texts = load_task(unit.task, task_folder(where.texts, unit.task))
+            texts = read_task(where.texts, unit.task)
             scores = fine_tune(unit.model, texts, unit.task, run, unit.recipe, head, **options)
         times = {"seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - busy}
         result = {
