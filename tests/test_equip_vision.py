@@ -105,3 +105,9 @@ def test_a_head_by_hand_takes_a_dictionary_of_its_fields():
             sot.SecondOrderHead(16, 3, wrong)
     with pytest.raises(ValueError, match="a head is given by HeadConfig or a dictionary"):
         timm.create_model("sot_7", head="sum")
+
+
+@pytest.mark.parametrize("arguments", [{"class_token": False}, {"pos_embed": "learn", "qkv_bias": True}])
+def test_what_the_family_has_of_its_own_cannot_be_chosen(arguments):
+    with pytest.raises(ValueError, match=f"{', '.join(arguments)} cannot be chosen"):
+        timm.create_model("sot_7", **arguments)

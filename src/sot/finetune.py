@@ -94,7 +94,7 @@ def fine_tune(
     `source` is what else tells the data from others of this name, for `resume` to refuse those.
     """
     if data.train is None or data.dev is None:
-        raise ValueError(f"{name} needs a training and a development set")
+        raise ValueError(f"{name} needs a training and a development set; of tables the latter is given by --dev")
     show_bars_on_terminals_only()
     batches = split_batch(recipe, accumulation)
     set_seed(recipe.seed)

@@ -112,7 +112,7 @@ class ImageSet(Dataset[dict[str, Any]]):
         if position in self.bad:
             return
         self.bad.add(position)
-        logger.warning("Cannot read picture %s: %s", file_name(self.source, position), error)
+        logger.warning("Picture %s is left out: %s", file_name(self.source, position), error)
         if len(self.bad) > MAX_BAD_SHARE * len(self.source):
             names = ", ".join(file_name(self.source, bad) for bad in sorted(self.bad)[:5])
             raise ValueError(f"{len(self.bad)} of {len(self.source)} pictures cannot be read, more than 1 %: {names}")

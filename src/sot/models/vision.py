@@ -28,6 +28,7 @@ PAPER_HEADS = {
     "sot_small": HeadConfig(left_dim=24, right_dim=24, dropout=0.5),
     "sot_base": HeadConfig(left_dim=38, right_dim=38, dropout=0.7),
 }
+FIXED = ("class_token", "reg_tokens", "pos_embed", "qkv_bias", "norm_layer", "embed_layer")  # of the paper
 NO_HEAD = HeadConfig(fusion="class")  # without classes: the class token itself, no parameters
 TIMM_POOLS: dict[str | None, HeadConfig] = {  # what timm calls global_pool, as heads
     "token": NO_HEAD,
@@ -71,6 +72,9 @@ class SecondOrderTransformer(VisionTransformer):
         drop_rate: float | None = None,
         **kwargs: Any,
     ) -> None:
+        fixed = [name for name in FIXED if name in kwargs]
+        if fixed:
+            raise ValueError(f"{', '.join(fixed)} cannot be chosen: the family has one of its own")
         super().__init__(
             img_size=img_size,
             patch_size=choose_reduction(img_size) if patch_size is None else patch_size,

@@ -112,7 +112,7 @@ def read_texts(
 ) -> Data:
     """Texts, cut to `max_length` tokens; so many to train on and to score, 0 is all."""
     if texts.train is None or texts.dev is None:
-        raise ValueError(f"{name} needs a training and a development set")
+        raise ValueError(f"{name} needs a training and a development set; of tables the latter is given by --dev")
     regression = texts.labels is None
     train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
     test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)

@@ -116,7 +116,7 @@ def _gain(value: float | None, base: float | None) -> str:
 def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
     seeds = {len(cell.ours) for _, cells in rows for cell in cells.values() if cell.ours}
     shown = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "no"
-    words = f"Ours: mean ± 95 % interval over {shown} seeds; gain: over the first row."
+    words = f"Ours: mean ± 95 % interval over {shown} seed{'s' * (shown != '1')}; gain: over the first row."
     return f"{words} {table.note}".strip()
 
 
