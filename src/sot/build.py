@@ -59,7 +59,7 @@ def _build_from_transformers(
     return built
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: what a backbone keeps of this pass is used in training
 def _check_pictures(built: SoTForImageClassification, name: str) -> None:
     """Refuse an image processor that training cannot follow, or whose pictures the backbone cannot read."""
     orange = Image.new("RGB", (64, 64), (255, 128, 0))
