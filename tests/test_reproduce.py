@@ -20,6 +20,7 @@ from sot.evaluate import open_images
 from sot.models.complexity import count_parameters
 from sot.reproduce import Store, Where, choose_rows, choose_tasks, collect, do, estimate, load_table, plan, table_names
 from sot.reproduce.report import as_markdown
+from sot.reproduce.work import read_task
 
 TINY = [
     *("--set", "epochs=2", "--set", "train_samples=96", "--set", "batch_size=32"),
@@ -362,3 +363,8 @@ def test_two_processes_share_a_row(tmp_path):
     result = launch([*TORCHRUN, "-m", "sot"], *words)
     assert result.returncode == 0, result.stderr
     assert len(list((tmp_path / "results").glob("*.json"))) == 2 and result.stdout.count("Table 1:") == 1
+
+
+def test_a_task_that_is_not_there_names_the_option_of_this_command():
+    with pytest.raises(ValueError, match="task sick needs --texts, a folder in which its own has SICK_train"):
+        read_task(None, "sick")
