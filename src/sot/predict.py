@@ -98,9 +98,8 @@ def _encode(tokenizer: Any, text: str, pair: str | None) -> dict[str, list[int]]
 
 def probabilities(config: Any, logits: Tensor) -> Tensor:
     """Of the classes of an input, of each by itself if it may have several; of a regression its value."""
-    problem = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
     kinds = {"regression": lambda x: x, "multi_label_classification": torch.sigmoid}
-    return kinds.get(problem, lambda x: x.softmax(-1))(logits)
+    return kinds.get(config.problem, lambda x: x.softmax(-1))(logits)
 
 
 def _top(model: Any, logits: Tensor, top: int) -> list[list[tuple[str, float]]]:

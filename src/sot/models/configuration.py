@@ -51,9 +51,13 @@ class SoTConfig(PreTrainedConfig):
         self.head = HeadConfig.from_dict(self.head or {}).to_dict()
         if self.class_position not in POSITIONS:
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
-        problem = self.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
-        if self.head["fusion"] == "late" and problem != "single_label_classification":
-            raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {problem}")
+        if self.head["fusion"] == "late" and self.problem != "single_label_classification":
+            raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {self.problem}")
+
+    @property
+    def problem(self) -> str:
+        """The `problem_type`, or what transformers takes where there is none."""
+        return self.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
 
     @property
     def hidden_size(self) -> int:

@@ -84,7 +84,7 @@ def recover_arguments(model: Any) -> dict[str, Any]:
 def _dropouts(model: Any, *attributes: str) -> dict[str, float]:
     """How much each module of the backbone drops while training, if anything; heads are not of the backbone."""
     rates = {
-        name: getattr(module, attribute, None)
+        name: getattr(module, attribute)
         for name, module in model.named_modules()
         for attribute in attributes
         if hasattr(module, attribute) and not name.startswith("head")

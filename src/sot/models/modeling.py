@@ -152,7 +152,7 @@ class SoTPreTrainedModel(PreTrainedModel):
 
     def compute_loss(self, predictions: list[list[Tensor]], logits: Tensor, labels: Tensor) -> Tensor:
         """By `problem_type`; by default cross-entropy, of class indices or of probabilities, averaged over branches."""
-        problem = self.config.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
+        problem = self.config.problem
         if problem == "regression":
             return F.mse_loss(logits.float(), labels.view_as(logits).float())
         if problem == "multi_label_classification":
