@@ -97,17 +97,17 @@ def power(matrix: Tensor, exponent: float, left_eps: float, keep: bool) -> tuple
 
 
 def pull_back(
-    grad: Tensor, kept: Blocks, slopes: Blocks | None, roots: Blocks | None, exponent: float, factors: Blocks
+    grad: Tensor, kept: Blocks, exponent: float, eps: float, slopes: Blocks | None = None, factors: Blocks | None = None
 ) -> Tensor:
-    """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, where A and B are the slopes or made of roots.
+    """`scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, of the U, λ and V that `power` keeps.
 
-    `kept` has U and V, `factors` ratio and scale; roots are for the exponents ½ and ¼.
+    `slopes` are A and B, `factors` ratio and scale; for the exponents ½ and ¼ all are made here.
     """
     module = _loaded()
-    nothing, out = grad.new_empty(0, 1), torch.empty_like(grad)
-    blocks = [_arrays(*given) for given in (kept, slopes or (nothing,) * 2, roots or (nothing,) * 3)]
-    source, target, last = grad.numpy(), out.numpy(), _arrays(*factors)
-    _on_threads(lambda part: module.pull_back(source, *blocks, exponent == 0.25, last, target, part), len(kept[0]))
+    nothing, out = (grad.new_empty(0, 1),) * 2, torch.empty_like(grad)
+    blocks = [_arrays(*given) for given in (kept, slopes or nothing, factors or nothing)]
+    source, target, groups = grad.numpy(), out.numpy(), len(kept[0])
+    _on_threads(lambda part: module.pull_back(source, *blocks, eps, exponent == 0.25, target, part), groups)
     return out
 
 

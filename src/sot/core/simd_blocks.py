@@ -25,11 +25,10 @@ def pack(tensor: Array, first: int, block: Array, stride: int) -> None:
     lanes = min(LANES, count - first)
     if lanes * rows * columns < block.size:
         block[:] = 0
-    for i in range(rows):
-        for j in range(columns):
-            at = (i * stride + j) * LANES
-            for lane in range(lanes):
-                block[at + lane] = tensor[first + lane, i, j]
+    for lane in range(lanes):
+        for i in range(rows):
+            for j in range(columns):
+                block[(i * stride + j) * LANES + lane] = tensor[first + lane, i, j]
 
 
 @routine
@@ -37,11 +36,10 @@ def unpack(block: Array, stride: int, tensor: Array, first: int) -> None:
     """The inverse of `pack`."""
     count, rows, columns = tensor.shape
     lanes = min(LANES, count - first)
-    for i in range(rows):
-        for j in range(columns):
-            at = (i * stride + j) * LANES
-            for lane in range(lanes):
-                tensor[first + lane, i, j] = block[at + lane]
+    for lane in range(lanes):
+        for i in range(rows):
+            for j in range(columns):
+                tensor[first + lane, i, j] = block[(i * stride + j) * LANES + lane]
 
 
 @routine

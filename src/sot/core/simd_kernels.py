@@ -29,6 +29,8 @@ from sot.core.simd_lanes import (
 Array = Any
 Register = Any
 
+TINY = float(np.finfo(np.float32).tiny)  # a largest singular value up to this has no direction to shrink along
+
 
 @routine
 def unpack_finite(block: Array, out: Array) -> Register:
@@ -117,10 +119,35 @@ def slopes_of_quarter(s: Register, t: Register, small: Register) -> tuple[Regist
 
 
 @routine
+def relate(
+    values: Array, eps: float, quarter: bool, roots: Array, small: Array, shares: Array, ratio: Array
+) -> Register:
+    """What `mix_by_root` takes of the singular values, as `_roots` and `_relative` of `sot.core.spectral`; λ₁^(α-1)."""
+    zero, one, largest = fill(0.0), fill(1.0), fill(0.0)
+    for at in range(0, values.size, LANES):
+        value = to_double(load(values, at))
+        largest = select(largest < value, value, largest)
+    alive = fill(TINY) < largest
+    largest = select(alive, largest, one)
+    for at in range(0, values.size, LANES):
+        unit = to_double(load(values, at)) / largest
+        s = root(root(unit * unit + fill(eps * eps)))
+        if quarter:
+            s = root(s)
+        inverse = one / (s * s * s if quarter else s)
+        store(roots, at, to_single(s))
+        store(small, at, to_single(fill(eps) * inverse))
+        store(shares, at, to_single(unit * inverse))
+        store(ratio, at, to_single(inverse))  # (λ²+ε²)^((α-1)/2)
+    s = root(largest)
+    return to_single(select(alive, one / (s * root(s) if quarter else s), zero))
+
+
+@routine
 def mix_by_root(
     products: Array, roots: Array, small: Array, shares: Array, quarter: bool, ratio: Array, out: Array
 ) -> None:
-    """`mix` for α = ½ or a `quarter`, with A and B made of the `_roots` of `sot.core.spectral`."""
+    """`mix` for α = ½ or a `quarter`, with A and B made of what `relate` gives."""
     line = roots.size
     for i in range(0, line // LANES):
         s = load(roots, i * LANES)
@@ -175,36 +202,40 @@ def power(
         unpack(packed, columns, out, group * LANES)
 
 
-@kernel(numba.void(BATCH, PAIR, PAIR, TRIPLE, numba.boolean, PAIR, BATCH, GROUPS))
+@kernel(numba.void(BATCH, TRIPLE, PAIR, PAIR, numba.float64, numba.boolean, BATCH, GROUPS))
 def pull_back(
     grad: Array,
     kept: tuple[Array, ...],
     slopes: tuple[Array, ...],
-    roots: tuple[Array, ...],
-    quarter: bool,
     factors: tuple[Array, ...],
+    eps: float,
+    quarter: bool,
     out: Array,
     groups: tuple[int, int],
 ) -> None:
     """`out = scale · (U (A∘T + B∘Tᵀ) + (GV - UT) diag(ratio)) Vᵀ`, `T = UᵀGV`, for a range of groups.
 
-    `kept` has U and V, `factors` ratio and scale; A and B are the `slopes`, or if those are empty
-    made of `roots`, for α = ½ or a `quarter`.
+    `kept` has U, λ and V. A and B are the `slopes`, ratio and scale the `factors`; if those are empty, all of them are
+    made of λ and `eps`, for α = ½ or a `quarter`.
     """
     rows, columns = grad.shape[1] + grad.shape[1] % 2, grad.shape[2] + grad.shape[2] % 2
     size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
     packed, mapped, result = np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.float32)
     products, middle = np.empty(square, np.float32), np.empty(square, np.float32)
+    roots, small = np.empty(line, np.float32), np.empty(line, np.float32)
+    shares, ratio = np.empty(line, np.float32), np.empty(line, np.float32)
     across, down = strides(columns)
     for group in range(groups[0], groups[1]):
-        left, right, ratio, scale = kept[0][group], kept[1][group], factors[0][group], load(factors[1][group], 0)
+        left, right = kept[0][group], kept[2][group]
         pack(grad, group * LANES, packed, columns)
         multiply(mapped, packed, across, right, across, (rows, columns, columns))
         multiply(products, left, down, mapped, across, (columns, columns, rows))
         if len(slopes[0]) > 0:
+            ratio, scale = factors[0][group], load(factors[1][group], 0)
             mix(products, slopes[0][group], slopes[1][group], ratio, middle)
         else:
-            mix_by_root(products, roots[0][group], roots[1][group], roots[2][group], quarter, ratio, middle)
+            scale = relate(kept[1][group], eps, quarter, roots, small, shares, ratio)
+            mix_by_root(products, roots, small, shares, quarter, ratio, middle)
         multiply(result, left, across, middle, across, (rows, columns, columns))
         for row in range(0, size, line):
             for at in range(0, line, LANES):

@@ -181,14 +181,11 @@ class _LanePower(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        left, values, right = ctx.saved_tensors
-        unit, ratio, scale = _relative(values, ctx.exponent, ctx.eps)
-        slopes = roots = None
+        kept, settings = ctx.saved_tensors, (ctx.exponent, ctx.eps)
         if ctx.exponent in (0.5, 0.25):
-            roots = _roots(unit, ctx.exponent, ctx.eps)
-        else:
-            slopes = _slopes(unit, ctx.exponent, ctx.eps)
-        return simd.pull_back(grad, (left, right), slopes, roots, ctx.exponent, (ratio, scale)), None, None
+            return simd.pull_back(grad, kept, *settings), None, None
+        unit, *factors = _relative(kept[1], *settings)
+        return simd.pull_back(grad, kept, *settings, _slopes(unit, *settings), tuple(factors)), None, None
 
 
 def _spectral_power(matrix: Tensor, exponent: float, eps: float, symmetric: bool) -> Tensor:
