@@ -6,17 +6,10 @@ import torch
 from torch import nn
 
 from reference import power_of_svd
+from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.head import POOLS, HeadConfig
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY
-from sot.core.pooling import (
-    AttentionPool,
-    AveragePool,
-    CovariancePool,
-    CrossCovariancePool,
-    EfficientProbing,
-    MaxPool,
-    keep,
-)
+from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, keep
 
 DIM = 16
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4}

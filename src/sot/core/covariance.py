@@ -64,9 +64,14 @@ def _by_head(projected: Tensor, heads: int, left_dim: int) -> tuple[Tensor, Tens
     return left.transpose(1, 2), right.transpose(1, 2)  # (batch, heads, tokens, m), (…, n)
 
 
+def _starts(tokens: Tensor) -> Tensor:
+    """The first row of each sample, and the end of the last."""
+    return torch.arange(tokens.shape[0] + 1) * tokens.shape[1]
+
+
 def _cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
     if simd.can_multiply_tokens(projected, heads, left_dim):
-        return simd.cross_products(projected, heads, left_dim)
+        return simd.cross_products(projected, _starts(projected), heads, left_dim)
     left, right = _by_head(projected, heads, left_dim)
     return left.mT @ right
 
@@ -76,7 +81,7 @@ def _pull_back(projected: Tensor, grad: Tensor, out: Tensor) -> Tensor:
     result = out[: len(projected)]
     heads, left_dim = grad.shape[1:3]
     if simd.can_multiply_tokens(projected, heads, left_dim):
-        simd.pull_back_products(projected, grad, result)
+        simd.pull_back_products(projected, _starts(projected), grad, result)
         return result
     left, right = _by_head(projected, heads, left_dim)
     d_left, d_right = _by_head(result, heads, left_dim)

@@ -12,17 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.checks import check_bool, check_exponent, check_positive, is_number
 from sot.core.normalizers import NORMS
-from sot.core.pooling import (
-    AttentionPool,
-    AveragePool,
-    CovariancePool,
-    CrossCovariancePool,
-    EfficientProbing,
-    MaxPool,
-    Pool,
-)
+from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, Pool
 from sot.core.products import Linear
 
 

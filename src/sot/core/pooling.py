@@ -7,13 +7,14 @@ never reaches the result, not even a NaN. A sample with nothing left to pool giv
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sot.core import simd
 from sot.core.checks import check_positive
 from sot.core.covariance import covariance, is_plain, projected_covariance, split_heads
 from sot.core.normalize import square_root_of_product
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, MatrixSquareRoot, NormSettings, build_norm
+from sot.core.packed import Packed, packed_covariance
 from sot.core.precision import at_least_float32, autocast_off, is_eager, is_hooked, is_observed
 
 
@@ -64,6 +65,11 @@ class Pool(nn.Module):
 
     def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         raise NotImplementedError
+
+    @torch.jit.unused
+    def pool_packed(self, packed: Packed) -> Tensor:
+        """The same of tokens without padding, for whoever has them so."""
+        return self.pool(*packed.padded())
 
 
 class AveragePool(Pool):
@@ -130,6 +136,14 @@ class CrossCovariancePool(Pool):
                 normalized = self.norm(covariance(left, right, count, mask, self.center))
         return normalized.flatten(1).to(tokens.dtype)
 
+    @torch.jit.unused
+    def pool_packed(self, packed: Packed) -> Tensor:
+        weight = self.projection.weight
+        plain = not self.center and is_eager() and is_plain(self.projection, packed.tokens)
+        if not (plain and simd.can_multiply_packed(packed.tokens, weight, self.heads, self.left_dim)):
+            return super().pool_packed(packed)
+        return self.norm(packed_covariance(packed, weight, self.heads, self.left_dim)).flatten(1)
+
 
 class CovariancePool(Pool):
     """Global covariance pooling (GCP): reduce the channels, `norm(Z Zᵀ / q)`, upper triangle as a vector."""
@@ -158,15 +172,28 @@ class CovariancePool(Pool):
             normalized = self._normalized(reduced, count, mask)
         else:
             with autocast_off(tokens):
-                if self._has_few(tokens) and isinstance(self.norm, MatrixSquareRoot):
-                    rows = at_least_float32(reduced)
-                    rows = rows / count.to(rows.dtype).sqrt().unsqueeze(2)
-                    normalized = square_root_of_product(rows, self.norm.num_iterations)
-                else:
-                    normalized = self._normalized(reduced, count, mask)
-        upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=tokens.device)
+                normalized = self._normalize(reduced, count, mask)
+        return self._upper_triangle(normalized).to(tokens.dtype)
+
+    @torch.jit.unused
+    def pool_packed(self, packed: Packed) -> Tensor:
+        reduced, mask = Packed(self.projection(packed.tokens), packed.starts).padded()
+        count = packed.counts.clamp_min(1).float().unsqueeze(1)
+        with autocast_off(reduced):
+            return self._upper_triangle(self._normalize(reduced, count, mask)).to(reduced.dtype)
+
+    def _upper_triangle(self, normalized: Tensor) -> Tensor:
+        upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=normalized.device)
         places = upper[0] * self.reduced_dim + upper[1]
-        return normalized.flatten(1).index_select(1, places).to(tokens.dtype)
+        return normalized.flatten(1).index_select(1, places)
+
+    @torch.jit.unused
+    def _normalize(self, reduced: Tensor, count: Tensor, mask: Tensor | None) -> Tensor:
+        if not (self._has_few(reduced) and isinstance(self.norm, MatrixSquareRoot)):
+            return self._normalized(reduced, count, mask)
+        rows = at_least_float32(reduced)
+        rows = rows / count.to(rows.dtype).sqrt().unsqueeze(2)
+        return square_root_of_product(rows, self.norm.num_iterations)
 
     def _normalized(self, reduced: Tensor, count: Tensor, mask: Tensor | None) -> Tensor:
         reduced = reduced.unsqueeze(2)  # (batch, tokens, 1, reduced_dim)
@@ -178,103 +205,3 @@ class CovariancePool(Pool):
         if not is_eager() or is_observed() or is_hooked(self.norm):  # first: exporters must not see the comparison
             return False
         return tokens.shape[1] < self.reduced_dim and not self.center
-
-
-def attention_mask(mask: Tensor) -> Tensor:
-    """`(batch, 1, 1, tokens)` mask for attention in which a sample with nothing to attend to attends to all of it."""
-    kept = mask != 0
-    return (kept | ~kept.any(1, keepdim=True))[:, None, None, :]
-
-
-class AttentionPool(Pool):
-    """Attention with one learned query, then an MLP: timm's `map` pooling, with the same parameter names."""
-
-    def __init__(self, dim: int, num_heads: int = 8, mlp_ratio: float = 4.0) -> None:
-        super().__init__(dim, dim)
-        check_positive(num_heads=num_heads)
-        if dim % num_heads:
-            raise ValueError(f"num_heads must divide the token width {dim}, got {num_heads}")
-        self.num_heads = num_heads
-        self.latent = nn.Parameter(torch.empty(1, 1, dim))
-        self.q = nn.Linear(dim, dim)
-        self.kv = nn.Linear(dim, 2 * dim)
-        self.proj = nn.Linear(dim, dim)
-        self.norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("fc1", nn.Linear(dim, int(dim * mlp_ratio)))
-        self.mlp.add_module("act", nn.GELU())
-        self.mlp.add_module("fc2", nn.Linear(int(dim * mlp_ratio), dim))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the query anew."""
-        nn.init.trunc_normal_(self.latent, std=self.dim**-0.5)
-
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, _ = keep(tokens, mask)
-        if torch.jit.is_scripting():
-            attended = self._attend(tokens, mask)
-        elif is_eager() and is_plain(self.kv, tokens):
-            attended = self._attend_unprojected(tokens, mask)
-        else:
-            attended = self._attend(tokens, mask)
-        pooled = self.proj(attended)
-        return pooled + self.mlp(self.norm(pooled))
-
-    def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        query = self.q(self.latent).expand(tokens.shape[0], -1, -1)
-        query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, 1, dim / heads)
-        keys_values = self.kv(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(
-            query,
-            keys_values[0],
-            keys_values[1],
-            attn_mask=None if mask is None else attention_mask(mask),
-        )
-        return attended.transpose(1, 2).flatten(2)[:, 0]
-
-    def _attend_unprojected(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """The same with qᵀ(Kx) = (Kᵀq)ᵀx and Σ aVx = V Σ ax: with one query no token has to be projected."""
-        keys, values = self.kv.weight.view(2, self.num_heads, -1, self.dim)  # each (heads, dim / heads, dim)
-        query = self.q(self.latent).view(self.num_heads, 1, -1)
-        directions = (query @ keys).squeeze(1) * query.shape[-1] ** -0.5  # the bias of keys is the same for all tokens
-        scores = directions @ tokens.mT  # (batch, heads, tokens)
-        if mask is not None:
-            scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
-        means = scores.softmax(-1) @ tokens  # (batch, heads, dim)
-        return torch.einsum("bhd,hed->bhe", means, values).flatten(1) + self.kv.bias[self.dim :]
-
-
-class EfficientProbing(Pool):
-    """Multi-query attention without key projection (Psomas et al., ICLR 2026).
-
-    Each learned query attends to the tokens themselves and collects its own slice of the value channels.
-    """
-
-    def __init__(self, dim: int, num_queries: int | None = None) -> None:
-        super().__init__(dim, dim)
-        if num_queries is None:
-            num_queries = max(count for count in range(1, 33) if dim % count == 0)
-        check_positive(num_queries=num_queries)
-        if dim % num_queries:
-            raise ValueError(f"num_queries must divide the token width {dim}, got {num_queries}")
-        self.num_queries = num_queries
-        self.queries = nn.Parameter(torch.empty(num_queries, dim))
-        self.values = nn.Linear(dim, dim, bias=False)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the queries anew."""
-        nn.init.normal_(self.queries, std=0.02)
-
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, _ = keep(tokens, mask)
-        scores = self.queries.to(tokens.dtype) @ tokens.mT * self.dim**-0.5  # (batch, queries, tokens)
-        if mask is not None:
-            scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
-        if not torch.jit.is_scripting():  # noqa: SIM102 TorchScript would compile what follows an `and`
-            if is_eager() and is_plain(self.values, tokens):  # Σ aVx = V Σ ax: project the means, not the tokens
-                weights = self.values.weight.view(self.num_queries, -1, self.dim)
-                return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
-        values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
-        return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)

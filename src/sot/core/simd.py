@@ -22,7 +22,7 @@ from sot.core.precision import is_observed
 MAX_COLUMNS = 64  # more of them outgrow the caches
 FEW_COLUMNS = 32  # up to which even a single matrix, with seven lanes idle, is faster than by LAPACK
 FEWEST_OF_ROOT = 17  # columns, for a square root; fewer are padded too much
-TILE_ROWS, TILE_COLUMNS = 4, 24  # of products, as `simd_tiles` has them
+LANES, TILE_ROWS, TILE_COLUMNS = 8, 4, 24  # of products, as `simd_tiles` has them
 GROUPS_A_THREAD = 4  # fewer are done before the thread has started
 
 Blocks = tuple[Tensor, ...]
@@ -163,24 +163,31 @@ def can_multiply_tokens(projected: Tensor, heads: int, left_dim: int) -> bool:
     Their tiles are of 4 × 8. Threads of ours would wait for those of torch, which go on spinning after a product.
     """
     right_dim = projected.shape[2] // heads - left_dim
-    pays = projected.shape[1] >= 4 and min(left_dim, right_dim) >= 8 and torch.get_num_threads() == 1
+    pays = projected.shape[1] >= 4 and min(left_dim, right_dim) >= LANES and torch.get_num_threads() == 1
     return pays and _is_plain(projected) and kernels("simd_covariance") is not None
 
 
-def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
-    """`XᵀY (batch, heads, m, n)` of projected tokens, a row of which is X of all heads, then Y of all heads."""
-    module = _loaded("simd_covariance")
-    batch, tokens, width = projected.shape
-    sizes = (batch, tokens, heads, left_dim, width // heads - left_dim)
-    out = projected.new_empty(batch, heads, *sizes[3:])
-    module.cross_products(_flat(projected), sizes, _flat(out))
+def can_multiply_packed(tokens: Tensor, weight: Tensor, heads: int, left_dim: int) -> bool:
+    """Whether the kernels can take tokens `(tokens, dim)` of all samples, projected by `(heads · (m + n), dim)`."""
+    right_dim = weight.shape[0] // heads - left_dim
+    return min(left_dim, right_dim) >= LANES and can_multiply_rows(tokens.unsqueeze(0), weight)
+
+
+def cross_products(projected: Tensor, starts: Tensor, heads: int, left_dim: int) -> Tensor:
+    """`XᵀY (batch, heads, m, n)` of projected tokens, a row of which is X of all heads, then Y of all heads.
+
+    The tokens of sample i are from row `starts[i]` on to before row `starts[i + 1]`.
+    """
+    sizes = (heads, left_dim, projected.shape[-1] // heads - left_dim)
+    out = projected.new_empty(len(starts) - 1, *sizes)
+    _loaded("simd_covariance").cross_products(_flat(projected), starts.numpy(), sizes, _flat(out))
     return out
 
 
-def pull_back_products(projected: Tensor, grad: Tensor, out: Tensor) -> None:
+def pull_back_products(projected: Tensor, starts: Tensor, grad: Tensor, out: Tensor) -> None:
     """The gradient of the projected tokens from that of `cross_products`."""
-    module = _loaded("simd_covariance")
-    module.pull_back(_flat(projected), _flat(grad), (*projected.shape[:2], *grad.shape[1:]), _flat(out))
+    module, sizes = _loaded("simd_covariance"), tuple(grad.shape[1:])
+    module.pull_back(_flat(projected), _flat(grad), starts.numpy(), sizes, _flat(out))
 
 
 def can_multiply_rows(tokens: Tensor, matrix: Tensor) -> bool:
@@ -230,6 +237,20 @@ class SumOfProducts:
     def result(self) -> Tensor:
         """The sum so far."""
         return self.padded[:, : self.shape[1]].contiguous()
+
+
+def can_scale_rows(rows: Any) -> bool:
+    """Whether the kernel can read the array `(rows, width)`: of half precision, contiguous, of whole registers."""
+    halves = rows.dtype.str == "<f2" and rows.flags.c_contiguous and rows.shape[1] % LANES == 0
+    return halves and kernels("simd_rows") is not None
+
+
+def scaled_rows(rows: Any, begins: Any, ends: Any, weight: Tensor, bias: Tensor) -> Tensor:
+    """Rows `begins[i]` to before `ends[i]` of an array of half precision, for all i, times weight plus bias."""
+    out = weight.new_empty(int((ends - begins).sum()), rows.shape[1])
+    numbers = weight.detach().numpy(), bias.detach().numpy(), _flat(out)
+    _loaded("simd_rows").scale(rows.view("u2").reshape(-1), begins, ends, *numbers)
+    return out
 
 
 def _storage(tensor: Tensor) -> Any:

@@ -57,17 +57,19 @@ def multiply(
     b: Array,
     b_strides: tuple[int, int],
     shape: tuple[int, int, int],
+    lower: bool = False,
 ) -> None:
     """`out = a b`, two rows and two columns at a time; a transposed factor has its strides swapped.
 
-    The `shape` is that of the product and what is summed over, last.
+    The `shape` is that of the product and what is summed over, last. Of a symmetric product `lower` is enough: that
+    triangle, and what lies beside the diagonal.
     """
     zero = zeros_like(out)
     rows, columns, inner = shape
     a_row, a_inner = a_strides[0] * LANES, a_strides[1] * LANES
     b_inner, b_column = b_strides[0] * LANES, b_strides[1] * LANES
     for i in range(0, rows, 2):
-        for j in range(0, columns, 2):
+        for j in range(0, i + 2 if lower else columns, 2):
             c00, c01, c10, c11 = zero, zero, zero, zero
             x, y = i * a_row, j * b_column
             for _ in range(inner):

@@ -16,8 +16,10 @@ from sot.core.simd_tiles import COLUMNS, FLAT, add, put, tile
 
 Array = Any
 
-SIZES = numba.types.UniTuple(numba.intp, 5)  # samples, tokens, heads, m, n
+SIZES = numba.types.UniTuple(numba.intp, 3)  # heads, m, n
+STARTS = numba.int64[::1]  # of each sample's tokens, and the end of the last's
 ROWS = 4  # of a product at a time: eight sums hide the latency of two that are added in each cycle
+TOKENS = 256  # of a sample at a time, for the panels of a sum of products to stay in the nearest cache
 
 
 @routine
@@ -73,15 +75,16 @@ def product(
             store(out, at + 3 * to[1] + right, c31)
 
 
-@kernel(numba.void(FLAT, SIZES, FLAT))
-def cross_products(projected: Array, sizes: tuple[int, int, int, int, int], out: Array) -> None:
+@kernel(numba.void(FLAT, STARTS, SIZES, FLAT))
+def cross_products(projected: Array, starts: Array, sizes: tuple[int, int, int], out: Array) -> None:
     """`XᵀY` of each head of each sample."""
-    samples, tokens, heads, m, n = sizes
+    heads, m, n = sizes
     width = heads * (m + n)
-    for sample in range(samples):
+    for sample in range(starts.size - 1):
+        first, tokens = starts[sample] * width, starts[sample + 1] - starts[sample]
         for head in range(heads):
-            x = sample * tokens * width + head * m
-            y = sample * tokens * width + heads * m + head * n
+            x = first + head * m
+            y = first + heads * m + head * n
             at = (sample * heads + head) * m * n
             product(out, (at, n), projected, (x, 1, width), projected, (y, width), (m, n, tokens))
 
@@ -94,25 +97,44 @@ def transpose(matrix: Array, at: int, rows: int, columns: int, out: Array, to: i
             out[to + j * rows + i] = matrix[at + i * columns + j]
 
 
-@kernel(numba.void(FLAT, FLAT, SIZES, FLAT))
-def pull_back(projected: Array, grad: Array, sizes: tuple[int, int, int, int, int], out: Array) -> None:
+@routine
+def pull_back_rows(
+    projected: Array, row: int, grad: Array, first: int, transposed: Array, sizes: tuple[int, int, int], out: Array
+) -> None:
+    """Some tokens of a sample, all heads of them: memory is read and written in its order."""
+    heads, m, n = sizes
+    width, size = heads * (m + n), m * n
+    x, y = row, row + heads * m
+    for head in range(heads):
+        at = head * size
+        product(out, (x, width), projected, (y, width, 1), transposed, (at, m), (ROWS, m, n))
+        product(out, (y, width), projected, (x, width, 1), grad, (first + at, n), (ROWS, n, m))
+        x += m
+        y += n
+
+
+@kernel(numba.void(FLAT, FLAT, STARTS, SIZES, FLAT))
+def pull_back(projected: Array, grad: Array, starts: Array, sizes: tuple[int, int, int], out: Array) -> None:
     """The gradient of `projected`, laid out like it, from that of `cross_products`: `YGᵀ` and `XG`."""
-    samples, tokens, heads, m, n = sizes
+    heads, m, n = sizes
     width, size = heads * (m + n), m * n
     transposed = np.empty(heads * size, np.float32)
-    for sample in range(samples):
+    few, pulled = np.zeros(ROWS * width, np.float32), np.empty(ROWS * width, np.float32)
+    for sample in range(starts.size - 1):
+        begin, tokens = starts[sample] * width, starts[sample + 1] - starts[sample]
         first = sample * heads * size
         for head in range(heads):
             transpose(grad, first + head * size, m, n, transposed, head * size)
-        for token in range(0, tokens, ROWS):  # all heads of some tokens: memory is read and written in its order
-            x = (sample * tokens + min(token, tokens - ROWS)) * width
-            y = x + heads * m
-            for head in range(heads):
-                at = head * size
-                product(out, (x, width), projected, (y, width, 1), transposed, (at, m), (ROWS, m, n))
-                product(out, (y, width), projected, (x, width, 1), grad, (first + at, n), (ROWS, n, m))
-                x += m
-                y += n
+        if tokens >= ROWS:
+            for token in range(0, tokens, ROWS):
+                row = begin + min(token, tokens - ROWS) * width
+                pull_back_rows(projected, row, grad, first, transposed, sizes, out)
+        else:
+            for at in range(tokens * width):
+                few[at] = projected[begin + at]
+            pull_back_rows(few, 0, grad, first, transposed, sizes, pulled)
+            for at in range(tokens * width):
+                out[begin + at] = pulled[at]
 
 
 @kernel(numba.void(FLAT, numba.types.UniTuple(numba.intp, 4), FLAT))
@@ -171,14 +193,18 @@ def add_products(left: Array, right: Array, sizes: tuple[int, int, int, int, int
     """
     samples, tokens, width, columns, left_pitch, right_pitch = sizes
     line = (columns + COLUMNS - 1) // COLUMNS * COLUMNS
-    lefts = np.empty((width + LANES - 1) // LANES * LANES * tokens, np.float32)  # in panels too: a tile reads few lines
-    panel = np.empty(tokens * COLUMNS, np.float32)
+    pieces = (tokens + TOKENS - 1) // TOKENS
+    most = (tokens + pieces - 1) // max(pieces, 1)
+    lefts = np.empty((width + LANES - 1) // LANES * LANES * most, np.float32)  # in panels too: a tile reads few lines
+    panel = np.empty(most * COLUMNS, np.float32)
     for sample in range(samples):
-        for i in range(0, width, LANES):
-            gather(left, sample * left_pitch + i, width, min(LANES, width - i), lefts, i * tokens, LANES, tokens)
-        for j in range(0, columns, COLUMNS):
-            at = sample * right_pitch + j
-            gather(right, at, columns, min(COLUMNS, columns - j), panel, 0, COLUMNS, tokens)
-            for i in range(0, width, ROWS):
-                x = i // LANES * LANES * tokens + i % LANES
-                add(out, i * line + j, line, tile(lefts, x, 1, LANES, panel, 0, COLUMNS, tokens))
+        for start in range(0, tokens, most):
+            count = min(most, tokens - start)
+            x, y = sample * left_pitch + start * width, sample * right_pitch + start * columns
+            for i in range(0, width, LANES):
+                gather(left, x + i, width, min(LANES, width - i), lefts, i * count, LANES, count)
+            for j in range(0, columns, COLUMNS):
+                gather(right, y + j, columns, min(COLUMNS, columns - j), panel, 0, COLUMNS, count)
+                for i in range(0, width, ROWS):
+                    at = i // LANES * LANES * count + i % LANES
+                    add(out, i * line + j, line, tile(lefts, at, 1, LANES, panel, 0, COLUMNS, count))

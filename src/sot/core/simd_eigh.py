@@ -95,14 +95,19 @@ def accumulate(a: Array, n: int, stride: int, inverses: Array, vectors: Array) -
 
 
 @routine
-def find_blocks(diagonal: Array, beside: Array, n: int, tolerance: Register) -> tuple[Register, Register, Register]:
-    """Lane by lane the first block that is not diagonal: its start and end, or n and -1, and how a sweep begins."""
+def find_blocks(
+    diagonal: Array, beside: Array, low: int, n: int, tolerance: Register
+) -> tuple[Register, Register, Register]:
+    """Lane by lane the first block that is not diagonal: its start and end, or n and -1, and how a sweep begins.
+
+    Below `low` all lanes are diagonal, and stay so.
+    """
     zero, one = fill(0.0), fill(1.0)
     first, end, stop = fill(float(n)), fill(-1.0), fill(n - 1.0)
     corner = above = below = zero
     e = one
     last = following = load(diagonal, (n - 1) * LANES)
-    for i in range(n - 2, -1, -1):
+    for i in range(n - 2, low - 1, -1):
         index, here, coupling = fill(float(i)), load(diagonal, i * LANES), load(beside, i * LANES)
         small = magnitude(coupling) <= tolerance
         stop, last = select(small, index, stop), select(small, here, last)
@@ -170,7 +175,7 @@ def diagonalize(diagonal: Array, beside: Array, n: int, vectors: Array, stride: 
     windows, kept = np.empty((SWEEPS, 2), np.intp), 0
     low = 0
     for _ in range(MAX_SWEEPS * n):
-        first, end, g = find_blocks(diagonal, beside, n, tolerance)
+        first, end, g = find_blocks(diagonal, beside, low, n, tolerance)
         while low < n and not any_of(first <= fill(float(low))):
             low += 1
         if low == n:

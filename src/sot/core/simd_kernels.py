@@ -186,7 +186,7 @@ def power(
         left, values, right = kept[0][slot], kept[1][slot], kept[2][slot]
         pack(matrix, group * LANES, packed, columns)
         poison = unpack_finite(packed, q)
-        multiply(gram, q, down, q, across, (columns, columns, rows))
+        multiply(gram, q, down, q, across, (columns, columns, rows), True)
         tridiagonalize(gram, n, columns, diagonal, beside, work, more)
         accumulate(gram, n, columns, work, v)
         diagonalize(diagonal, beside, n, v, columns, turns)

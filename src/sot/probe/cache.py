@@ -1,4 +1,4 @@
-"""Token features on disk: half precision, memory-mapped, written chunk by chunk.
+"""Token features on disk: normalised, half precision, memory-mapped, written chunk by chunk.
 
 A cache is a folder with `words.npy` `(tokens of all samples, dim)`, `class.npy` `(samples, dim)`, `labels.npy`, and
 `cache.json`: the key, and for every chunk its checksum and the seconds its forward pass took. A chunk is there if its
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch.nn.functional as F
 from filelock import FileLock, Timeout
 from torch import Tensor
 
@@ -29,6 +30,7 @@ from sot.probe.features import Array, Features, clock
 from sot.probe.samples import Samples, encode, key_digest, model_identity
 
 logger = logging.getLogger("sot")
+FORMAT = 2  # of the files; 1 had tokens as the backbone gives them
 CHUNK = 64  # samples of one forward pass; part of the layout of a cache, so not an option
 UNSORTED_CHUNKS = 3  # of texts as they come, to tell what a pass over all of them would take
 Progress = Callable[[Sequence[Any], str], Iterable[Any]]  # items and what is done with them, as rich's `track` has it
@@ -41,7 +43,8 @@ def silent(items: Sequence[Any], title: str) -> Sequence[Any]:
 
 def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Progress = silent) -> Features:
     """The features of all samples, computed as far as they are not in `folder` yet."""
-    key = json.loads(json.dumps({"model": model_identity(model), **samples.identity}, default=str))
+    parts = {"format": FORMAT, "model": model_identity(model), **samples.identity}
+    key = json.loads(json.dumps(parts, default=str))
     cache = _Cache(folder / key_digest(key), key, model, samples)
     model.eval()
     if not cache.is_complete():
@@ -202,11 +205,12 @@ class _Cache:
     def _pass(self, batch: dict[str, Tensor]) -> tuple[dict[str, Array], float]:
         began = clock()
         tokens = encode(self.model, batch)
+        seconds = clock() - began
         words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
         values = {"words": _half(words), "labels": _labels(batch["labels"])}
         if tokens.class_token is not None:
             values["class"] = _half(tokens.class_token)
-        return values, clock() - began
+        return values, seconds
 
     def time_unsorted(self) -> None:
         """What a pass over texts would take if they were not sorted by length, by some batches of them."""
@@ -225,7 +229,8 @@ class _Cache:
 
     def features(self) -> Features:
         """The finished cache, to read."""
-        arrays = {name: np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in self.arrays}
+        # the array beneath a memory map: a slice of the map itself costs more than what is read of a sentence
+        arrays = {name: np.asarray(np.load(self.folder / f"{name}.npy", mmap_mode="r")) for name in self.arrays}
         labels = np.array(arrays["labels"])
         seconds, key = sum(self.record["seconds"]), self.record["key"]
         unsorted = self.record.get("unsorted_seconds")
@@ -237,10 +242,13 @@ def _labels(values: Tensor) -> Array:
     return values.double().masked_fill(unreadable, math.nan).numpy()
 
 
-def _half(values: Tensor) -> Array:
-    half = values.half().cpu()
+def _half(tokens: Tensor) -> Array:
+    """After a LayerNorm without weights, as all heads want them; as they are, half precision may not hold them."""
+    half = F.layer_norm(tokens.float(), tokens.shape[-1:]).half().cpu()
     if not half.isfinite().all():
-        raise ValueError(f"the backbone's tokens reach {values.abs().max():.3g}, more than half precision holds")
+        raise ValueError(
+            "the backbone's tokens are not finite: its weights are damaged, or overflow in their precision"
+        )
     return half.numpy()
 
 

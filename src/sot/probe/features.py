@@ -6,20 +6,29 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from sot.models.tokens import Tokens
+from sot.core import simd
+from sot.core.packed import Packed
 
 Array = NDArray[Any]
 
 
+class Batch(NamedTuple):
+    """The class tokens `(samples, dim)`, if there are any, and the words of some samples."""
+
+    class_token: Tensor | None
+    words: Packed
+
+
 @dataclass(frozen=True)
 class Features:
-    """Tokens of a set of samples, read from disk as they are asked for.
+    """Tokens of a set of samples after a LayerNorm without weights, read from disk as they are asked for.
 
     `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`; its label
     is NaN if it could not be read. `seconds` is what the forward passes of the backbone took, without reading samples
@@ -59,23 +68,26 @@ class Features:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all samples have as many words, and some: then they are read in one go."""
+        """Whether all samples have as many words, and some."""
         return bool(self.lengths[0] > 0 and (self.lengths == self.lengths[0]).all())
 
-    def batch(self, rows: Array, with_words: bool = True) -> Tokens:
-        """Tokens of some samples in float32; words of differing number are padded, with a mask."""
-        class_token = None if self.class_tokens is None else torch.from_numpy(self.class_tokens[rows]).float()
-        if not with_words:
-            return Tokens(class_token, torch.empty(len(rows), 0, self.dim))
-        if self.is_uniform:
-            words = self.words.reshape(len(self), -1, self.dim)[rows]
-            return Tokens(class_token, torch.from_numpy(np.asarray(words)).float())
-        lengths = self.lengths[rows]
-        places = np.arange(max(1, lengths.max()))
-        mask = places < lengths[:, None]
-        chosen = np.where(mask, self.starts[rows, None] + places, 0)  # padding is some word: it is masked
-        words = np.asarray(self.words).take(chosen, 0) if len(self.words) else np.zeros((*chosen.shape, self.dim))
-        return Tokens(class_token, torch.from_numpy(words).float(), torch.from_numpy(mask))
+    def batch(self, rows: Array, norm: nn.LayerNorm | None = None, with_words: bool = True) -> Batch:
+        """Tokens of some samples in float32, with the weight and bias of a LayerNorm if there is one."""
+        none = np.zeros(0, np.int64)
+        class_token = None if self.class_tokens is None else _read(self.class_tokens, rows, rows + 1, norm)
+        begins, ends = (self.starts[rows], self.starts[rows + 1]) if with_words else (none, none)
+        starts = np.concatenate([[0], np.cumsum(ends - begins)])
+        return Batch(class_token, Packed(_read(self.words, begins, ends, norm), torch.from_numpy(starts)))
+
+
+def _read(source: Array, begins: Array, ends: Array, norm: nn.LayerNorm | None) -> Tensor:
+    """Rows `begins[i]` to before `ends[i]`, for all i."""
+    if norm is not None and simd.can_scale_rows(source):
+        return simd.scaled_rows(source, begins, ends, norm.weight, norm.bias)
+    counts = ends - begins
+    before = np.cumsum(counts) - counts
+    values = torch.from_numpy(source[np.repeat(begins - before, counts) + np.arange(counts.sum())]).float()
+    return values if norm is None else torch.addcmul(norm.bias, values, norm.weight)
 
 
 def clock() -> float:

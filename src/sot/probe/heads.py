@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.models.tokens import Tokens
-from sot.probe.features import Features
+from sot.probe.features import Array, Features
 
 POOLINGS: dict[str, dict[str, str | float]] = {
     "gap": {"pool": "gap"},
@@ -106,16 +105,25 @@ def build_head(
     return head
 
 
+def represent(head: SecondOrderHead, features: Features, rows: Array) -> tuple[Tensor, Tensor]:
+    """What the linear layers of a head read of some samples: `head.represent` without padding."""
+    assert isinstance(head.norm, nn.LayerNorm)
+    class_token, words = features.batch(rows, head.norm, with_words=head.pool is not None)
+    if head.pool is None:
+        assert class_token is not None
+        return class_token, class_token[:, :0]
+    word_part = head.dropout(head.pool.pool_packed(words))
+    return word_part[:, :0] if class_token is None or head.class_features == 0 else class_token, word_part
+
+
 def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel of the layer-normalised tokens; class tokens weigh as much as all words."""
     moments = torch.zeros(2, 2, features.dim, dtype=torch.float64)  # (class or words, power, dim)
     for start in range(0, len(features), ROWS_AT_A_TIME):
-        tokens = features.batch(np.arange(start, min(len(features), start + ROWS_AT_A_TIME)))
-        words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
-        for kind, part in enumerate((tokens.class_token, words)):
+        class_token, words = features.batch(np.arange(start, min(len(features), start + ROWS_AT_A_TIME)))
+        for kind, part in enumerate((class_token, words.tokens)):
             if part is not None:
-                normalized = F.layer_norm(part, part.shape[-1:]).double()
-                moments[kind] += torch.stack([normalized.sum(0), normalized.square().sum(0)])
+                moments[kind] += torch.stack([part.double().sum(0), part.double().square().sum(0)])
     counts = torch.tensor([0 if features.class_tokens is None else len(features), len(features.words)])
     mean, square = (moments / counts.clamp_min(1)[:, None, None]).sum(0) / (counts > 0).sum()
     deviation = (square - mean.square()).clamp_min(0).sqrt().clamp_min(LEAST_DEVIATION)

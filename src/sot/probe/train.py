@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.metrics import text_scores
-from sot.models.tokens import Tokens
 from sot.probe.features import Array, Features, clock
-from sot.probe.heads import build_head
+from sot.probe.heads import build_head, represent
 
 BATCHES_SORTED = 16  # batches whose samples are sorted by length together
 
@@ -85,9 +84,13 @@ def train_head(
 ) -> Time:
     """AdamW with a cosine schedule and clipped gradients; matrices decay, vectors do not."""
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    decayed = {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay}
-    others = {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}
-    optimizer = torch.optim.AdamW([decayed, others], lr=learning_rate, fused=True)
+    trained.sort(key=lambda parameter: parameter.ndim <= 1)  # matrices first
+    whole, grad = _join(trained)
+    parts = [sum(p.numel() for p in trained if (p.ndim > 1) == is_matrix) for is_matrix in (True, False)]
+    matrices, vectors = torch.split(whole, parts)
+    matrices.grad, vectors.grad = torch.split(grad, parts)
+    groups = [{"params": [matrices], "weight_decay": weight_decay}, {"params": [vectors], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=True)
     steps = budget.epochs * -(-len(rows) // budget.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     draw, labels = np.random.default_rng(seed), torch.from_numpy(features.labels)
@@ -96,15 +99,31 @@ def train_head(
     for _ in range(budget.epochs):
         began = clock()
         for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
-            branches = head.branches(*head.represent(*_read(head, features, batch)))
-            optimizer.zero_grad()
+            branches = head.branches(*represent(head, features, batch))
+            grad.zero_()
             task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(trained, 1.0)
+            grad.mul_((1 / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_max(1))
             optimizer.step()
             schedule.step()
         seconds.append(clock() - began)
     head.eval()
+    _separate(trained)
     return Time(sum(seconds), statistics.median(seconds))
+
+
+def _join(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
+    """Vectors that parameters and gradients become parts of: a step costs more by tensors than by numbers."""
+    whole = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    grad, sizes = torch.zeros_like(whole), [parameter.numel() for parameter in parameters]
+    for parameter, data, slope in zip(parameters, torch.split(whole, sizes), torch.split(grad, sizes)):
+        parameter.data, parameter.grad = data.view_as(parameter), slope.view_as(parameter)
+    return whole, grad
+
+
+def _separate(parameters: list[nn.Parameter]) -> None:
+    """Give each parameter a memory of its own again."""
+    for parameter in parameters:
+        parameter.data, parameter.grad = parameter.data.clone(), None
 
 
 def training_batches(features: Features, rows: Array, size: int, draw: np.random.Generator) -> list[Array]:
@@ -122,18 +141,13 @@ def _batches(rows: Array, size: int) -> list[Array]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
-def _read(head: SecondOrderHead, features: Features, rows: Array) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    tokens: Tokens = features.batch(rows, with_words=head.pool is not None)
-    return tokens.class_token, tokens.word_tokens, tokens.mask
-
-
 @torch.inference_mode()
 def score_head(
     head: SecondOrderHead, features: Features, rows: Array, task: Task, batch_size: int
 ) -> tuple[float, float]:
     """Score and loss on some samples; a head that diverged has the worst of both."""
-    parts = [head(*_read(head, features, batch)) for batch in _batches(rows, batch_size)]
-    logits = torch.cat(parts).numpy()
+    parts = [head.branches(*represent(head, features, batch)) for batch in _batches(rows, batch_size)]
+    logits = torch.cat([head.merge(branches) for branches in parts]).numpy()
     if not np.isfinite(logits).all():
         return -np.inf, np.inf
     scores = text_scores(task.metric, logits, features.labels[rows].astype(float if task.num_outputs == 1 else int))
