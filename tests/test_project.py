@@ -63,6 +63,9 @@ def test_wheel_works_from_an_empty_folder(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(str(target)) and "torch.Size([1, 3])" in result.stdout
+    command = [sys.executable, target / "bin" / "sot", "--help"]
+    result = subprocess.run(command, env={"PYTHONPATH": str(target)}, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0 and "Commands" in result.stdout, result.stderr
 
 
 def blocks(page, language):

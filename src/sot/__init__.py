@@ -1,13 +1,9 @@
 """Second-order transformers: classify from the class token and the word tokens."""
 
-import sot.models.peers  # noqa: F401  registers them with timm
-from sot.core.head import POOLS, Fusion, HeadConfig, SecondOrderHead
-from sot.core.normalizers import NORMS
-from sot.models.configuration import SoTConfig
-from sot.models.equip import equip
-from sot.models.inference import optimize_for_inference
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
-from sot.models.vision import SecondOrderTransformer
+# ruff: noqa: F403, F405  the names are those of sot.public
+
+import sys
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,3 +19,19 @@ __all__ = [
     "equip",
     "optimize_for_inference",
 ]
+
+# `sot` and `python -m sot` parse before they load torch, timm and transformers: help and mistyped options come at once.
+# Whoever else imports the package gets all of it, registered. While Python looks for the module of -m, argv[0] is "-m".
+_is_module = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("sot", "-msot")
+
+if TYPE_CHECKING or not (_is_module or "sot_program" in sys.modules):
+    from sot.public import *
+else:
+
+    def __getattr__(name: str) -> Any:
+        """A public name, for code that a command loads."""
+        if name not in __all__:
+            raise AttributeError(f"module 'sot' has no attribute {name!r}")
+        from sot import public
+
+        return getattr(public, name)

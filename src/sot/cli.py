@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from sot import cli_bench, cli_explain, cli_probe, cli_reproduce, cli_runs, cli_ui, cli_use
 from sot.cli_runs import console, errors, is_first_process, progress
-from sot.core.head import Fusion
+from sot.core.fusion import Fusion
 
 if TYPE_CHECKING:
     from sot.models.complexity import Complexity

@@ -6,17 +6,15 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sot.bench.cases import SIZES, Case, Row, Size, run_case
-from sot.bench.head import growth_rows, head_cases, memory_growth_rows, memory_rows
-from sot.bench.normalize import normalize_cases
-from sot.bench.report import Report, as_markdown, as_picture, as_table
-from sot.bench.timing import thread_count
 from sot.cli_runs import SetOption, console, progress
 from sot.files import write_atomically
+
+if TYPE_CHECKING:
+    from sot.bench.cases import Case, Row, Size
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside the published formulae.")
 
@@ -34,6 +32,8 @@ PictureOption = Annotated[Path | None, typer.Option(help="Write the ratios as a 
 
 def choose_sizes(names: list[str] | None, batch: int, tokens: int) -> tuple[Size, ...]:
     """The sizes of these names with this many samples and tokens."""
+    from sot.bench.cases import SIZES
+
     known = {size.name.lower(): size for size in SIZES}
     for name in names or []:
         if name.lower() not in known:
@@ -44,6 +44,8 @@ def choose_sizes(names: list[str] | None, batch: int, tokens: int) -> tuple[Size
 
 def run_cases(cases: list[Case], rounds: int) -> list[Row]:
     """Time one case after the other, with a bar on a terminal."""
+    from sot.bench.cases import run_case
+
     return [row for case in cases for row in run_case(case, rounds, progress_bar(case.title))]
 
 
@@ -62,6 +64,9 @@ def show(
     picture: Path | None,
 ) -> None:
     """Measure with pinned threads, then print or draw: what every command of this file ends with."""
+    from sot.bench.report import Report, as_markdown, as_picture, as_table
+    from sot.bench.timing import thread_count
+
     if as_json and markdown:
         raise ValueError("--json and --markdown exclude each other")
     if picture is not None and picture.suffix != ".png":
@@ -91,6 +96,8 @@ def head(
     picture: PictureOption = None,
 ) -> None:
     """The whole head, forward and backward, beside the published one and its matrix products alone."""
+    from sot.bench.head import growth_rows, head_cases
+
     sizes = choose_sizes(size, batch, tokens)
 
     def measure() -> list[Row]:
@@ -111,6 +118,8 @@ def normalize(
     picture: PictureOption = None,
 ) -> None:
     """Each normalisation by itself, beside SVD and the published formulae."""
+    from sot.bench.normalize import normalize_cases
+
     sizes = choose_sizes(size, batch, tokens)
     show(
         "sot bench normalize",
@@ -134,6 +143,8 @@ def memory(
     picture: PictureOption = None,
 ) -> None:
     """What the head holds in memory, at its peak and between forward and backward."""
+    from sot.bench.head import memory_growth_rows, memory_rows
+
     sizes = choose_sizes(size, batch, tokens)
     measure = (lambda: memory_growth_rows(sizes[0])) if growth else (lambda: memory_rows(sizes))
     show("sot bench memory", measure, 1, 0, as_json, markdown, picture)

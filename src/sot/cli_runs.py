@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -17,8 +17,9 @@ from rich.progress import track
 from rich.table import Table
 from rich.text import Text
 
-from sot.core.head import HeadConfig
-from sot.recipe import Recipe, load_recipe, recipe_names
+if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
+    from sot.core.head import HeadConfig
+    from sot.recipe import Recipe
 
 console = Console()
 errors = Console(stderr=True)
@@ -50,6 +51,8 @@ def progress(items: Iterable[Any], title: str) -> Iterable[Any]:
 
 def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
     """The recipe's head with the settings of the command line; None for `none`."""
+    from sot.core.head import HeadConfig
+
     if text == "none":
         return None
     settings = dict(recipe.head)
@@ -66,6 +69,8 @@ def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
 
 def _prepare(name: str, settings: list[str] | None, head: str | None, task: str) -> tuple[Recipe, HeadConfig | None]:
     """The recipe and head of a training command, refused if they are for the other one."""
+    from sot.recipe import load_recipe
+
     recipe = load_recipe(name).changed(settings or [])
     parsed = parse_head(head, recipe)
     if recipe.task != task:
@@ -96,6 +101,8 @@ def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
 
 def recipes(name: Annotated[str | None, typer.Argument(help="Print this one; without it, list all.")] = None) -> None:
     """List the recipes, or print one."""
+    from sot.recipe import load_recipe, recipe_names
+
     if name is not None:
         typer.echo(load_recipe(name).to_yaml(), nl=False)
         return

@@ -14,20 +14,10 @@ from torch import Tensor, nn
 
 from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.checks import check_bool, check_exponent, check_positive, is_number
+from sot.core.fusion import Fusion
 from sot.core.normalizers import NORMS
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, Pool
 from sot.core.products import Linear
-
-
-class Fusion(str, Enum):
-    """How the class token and the pooled words make one prediction; the values are the paper's names."""
-
-    SUM = "sum"  # FC(z₀) + FC(pool(Z))
-    CONCAT = "concat"  # FC([z₀, pool(Z)])
-    AGGR_ALL = "aggr_all"  # FC(pool([z₀, Z]))
-    LATE = "late"  # softmax(FC(z₀)) + softmax(FC(pool(Z)))
-    CLASS = "class"  # FC(z₀): the conventional head
-    WORD = "word"  # FC(pool(Z)): for models without a class token
 
 
 @dataclass(frozen=True)
