@@ -14,10 +14,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     DataCollatorWithPadding,
 )
 
@@ -30,7 +28,7 @@ from sot.finetune import TextSet
 from sot.metrics import Array, image_scores, text_scores
 from sot.models.configuration import SoTConfig
 from sot.models.from_timm import folder_config
-from sot.models.from_transformers import check_pairs, knows_words
+from sot.models.from_transformers import check_pairs, knows_words, open_processor
 from sot.models.modeling import labels_of
 from sot.recipe import Recipe, load_recipe
 from sot.run import RUN_FILE, full_name, show_bars_on_terminals_only
@@ -81,14 +79,14 @@ def load_config(folder: Path) -> SoTConfig:
 
 def load_processor(folder: Path, config: SoTConfig) -> Any:
     """The image processor or tokenizer of a trained model."""
+    processor, recipe = open_processor(str(folder), pictures=config.layout is not None), recipe_of(folder)
     if config.layout is not None:
-        return AutoImageProcessor.from_pretrained(folder)
-    tokenizer, recipe = AutoTokenizer.from_pretrained(folder), recipe_of(folder)
-    if not knows_words(tokenizer):
+        return processor
+    if not knows_words(processor):
         raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
     if recipe is not None:
-        tokenizer.model_max_length = recipe.max_length  # texts are cut as they were in training
-    return tokenizer
+        processor.model_max_length = recipe.max_length  # texts are cut as they were in training
+    return processor
 
 
 def is_text_model(folder: Path) -> bool:

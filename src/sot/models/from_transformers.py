@@ -20,13 +20,18 @@ from transformers import (
     PreTrainedModel,
 )
 
-from sot.files import weights_of
+from sot.files import one_line, read_object, weights_of
 from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
 from sot.models.from_timm import folder_config
 from sot.models.modeling import SoTForSequenceClassification, build_backbone
 from sot.models.tokens import CLASS_TOKENS, Layout, find_layout
 
 logger = logging.getLogger("sot")
+
+PROCESSOR_FILES = {  # objects of JSON, as far as there are any
+    AutoImageProcessor: ("preprocessor_config.json", "processor_config.json"),
+    AutoTokenizer: ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
+}
 
 
 def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -> tuple[PreTrainedModel, Any]:
@@ -62,12 +67,25 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
 
 def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
     """The image processor or tokenizer of a name or folder, if it has one."""
-    loader = AutoImageProcessor if source.main_input_name == "pixel_values" else AutoTokenizer
+    pictures = source.main_input_name == "pixel_values"
     try:
-        found = loader.from_pretrained(name, trust_remote_code=trust) if name else None
-    except (OSError, ValueError, ImportError, TypeError, KeyError):
+        found = open_processor(name, pictures, trust) if name else None
+    except OSError:
         return None
-    return found if found is None or loader is AutoImageProcessor or knows_words(found) else None
+    return found if found is None or pictures or knows_words(found) else None
+
+
+def open_processor(name: str, pictures: bool, trust: bool = False) -> Any:
+    """The image processor or tokenizer of a name or folder: OSError without one, ValueError names a damaged file."""
+    loader = AutoImageProcessor if pictures else AutoTokenizer
+    for file in (Path(name) / each for each in PROCESSOR_FILES[loader]):
+        if file.is_file():
+            read_object(file)
+    try:
+        return loader.from_pretrained(name, trust_remote_code=trust)
+    except Exception as error:  # tokenizers raises no other kind
+        what = "image processor" if pictures else "tokenizer"
+        raise OSError(f"the {what} in {name} cannot be loaded: {one_line(error)}") from error
 
 
 def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
