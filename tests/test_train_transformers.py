@@ -6,6 +6,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -26,7 +27,7 @@ from sot.bench.timing import thread_count
 from sot.build import build_model, data_config
 from sot.core.head import HeadConfig
 from sot.engine import SoTTrainer
-from sot.recipe import Recipe
+from sot.recipe import Recipe, load_recipe
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
 QUICK = [*("--set", "epochs=1"), *("--set", "train_samples=64"), *("--set", "batch_size=32")]
@@ -122,6 +123,30 @@ def test_the_conventional_head_is_the_average_where_there_is_no_class_token(tmp_
     assert build(tmp_path, HeadConfig(pool="max", fusion="word")).config.head["pool"] == "max"
 
 
+def test_the_size_of_pictures_is_the_processors_unless_the_user_sets_it(tmp_path):
+    ViTModel(ViTConfig(**SMALL, image_size=16, patch_size=8)).save_pretrained(tmp_path / "vit")
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
+    for recipe in ("digits", "sot_tiny"):  # for pictures of 32 and of 224 pixels
+        few = ["--set", "drop_path=0", "--set", "cooldown_epochs=0"]
+        train(tmp_path / "vit", tmp_path / recipe, "--recipe", recipe, *few, epochs=1)
+        assert load_recipe(str(tmp_path / recipe / "recipe.yaml")).img_size is None
+    train(tmp_path / "vit", tmp_path / "equal", "--set", "img_size=16", epochs=1)
+    (tmp_path / "mine.yaml").write_text(load_recipe("digits").to_yaml())
+    for options in (["--set", "img_size=32"], ["--recipe", tmp_path / "mine.yaml"]):
+        command = ["train", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "run", *options]
+        result = sot(*command)
+        message = f"img_size must be null, as {tmp_path / 'vit'} reads pictures of 16×16 pixels, got 32"
+        assert result.returncode == 2 and message in result.stderr, result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_sizes_the_pictures_of_timm_models(tmp_path):
+    timm.models.save_for_hf(timm.create_model("test_vit", img_size=32), tmp_path / "vit", safe_serialization=True)
+    for model in ("test_vit", tmp_path / "vit"):
+        train(model, tmp_path / "run", "--overwrite", epochs=1)
+        assert load_recipe(str(tmp_path / "run" / "recipe.yaml")).img_size == 32
+
+
 def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
     for settings, message in (
         ({"img_size": 64}, "img_size must be null, as .* reads pictures of 32×32 pixels, got 64"),
@@ -169,7 +194,7 @@ def test_processors_that_do_not_fit_are_refused_before_there_is_a_run(processor,
     ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8, **model)).save_pretrained(tmp_path / "vit")
     processor.save_pretrained(tmp_path / "vit")
     command = ["train", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "run", *QUICK]
-    result = sot(*command, "--set", "img_size=null")
+    result = sot(*command)
     assert result.returncode == 2 and re.search(message, result.stderr), result.stderr
     assert not (tmp_path / "run").exists()
 

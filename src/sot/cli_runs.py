@@ -79,6 +79,14 @@ def _prepare(name: str, settings: list[str] | None, head: str | None, task: str)
     return recipe, parsed
 
 
+def _own_size(model: str, recipe: str) -> list[str]:
+    """The package's recipes size pictures for timm models: of others it is the processor's, until a user sets it."""
+    from sot.models.equip import is_timm
+    from sot.recipe import recipe_names
+
+    return ["img_size=null"] if recipe in recipe_names() and not is_timm(model) else []
+
+
 def _check_log(log: str) -> str:
     if log not in ("tensorboard", "wandb", "all", "none"):
         raise ValueError(f"--logger must be tensorboard, wandb, all or none, got {log!r}")
@@ -138,7 +146,7 @@ def train(
 ) -> None:
     """Train an image classifier by a recipe."""
     report_to = _check_log(log)
-    chosen, parsed = _prepare(recipe, settings, head, "image")
+    chosen, parsed = _prepare(recipe, [*_own_size(model, recipe), *(settings or [])], head, "image")
     from sot.train import train_images
 
     metrics = train_images(
