@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from sot.data.pictures import open_picture
-from sot.data.text import is_unicode
+from sot.data.tables import is_unicode
 from sot.models.from_transformers import check_pairs
 
 Item = TypeVar("Item")

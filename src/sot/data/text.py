@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +10,7 @@ from typing import Any
 from sot.data.acceptability import acceptability
 from sot.data.hub import load_splits
 from sot.data.sources import choose_split, drawn
-
-Row = Mapping[str, Any]
+from sot.data.tables import Row, is_unicode, read_rows
 
 
 @dataclass(frozen=True)
@@ -204,48 +200,6 @@ def _by_number_then_name(label: str) -> tuple[bool, int, str]:
     return not number, int(label) if number else 0, label
 
 
-def read_rows(file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
-    """Rows of a .csv, .jsonl, or tab-separated .tsv or .txt file; GLUE's quote nothing and may begin with a mark."""
-    if not file.is_file():
-        raise FileNotFoundError(f"no such file: {file}")
-    with file.open(encoding="utf-8-sig", newline="") as lines:
-        try:
-            yield from _parsed(lines, file, header)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not text in UTF-8: {error}") from error
-
-
-def _parsed(lines: Iterable[str], file: Path, header: tuple[str, ...] | None) -> Iterator[Row]:
-    if file.suffix == ".jsonl":
-        yield from (_parse(line, f"{file}, line {number}") for number, line in enumerate(lines, 1) if line.strip())
-    elif file.suffix == ".csv":
-        yield from _cells(csv.DictReader(lines), file)
-    elif file.suffix in (".tsv", ".txt"):
-        yield from _cells(csv.DictReader(lines, fieldnames=header, delimiter="\t", quoting=csv.QUOTE_NONE), file)
-    else:
-        raise ValueError(f"{file} must be .csv, .tsv, .txt or .jsonl")
-
-
-def _cells(reader: csv.DictReader[str], file: Path) -> Iterator[Row]:
-    try:
-        names = list(filter(None, reader.fieldnames or ()))
-        if len(set(names)) < len(names):
-            raise ValueError(f"{file} has two columns of one name; it has {', '.join(names)}")
-        yield from reader
-    except csv.Error as error:  # a cell of more than 131,072 characters, mostly for want of a closing quote
-        raise ValueError(f"{file}, line {reader.line_num + 1}: {error}") from error  # where the row begins
-
-
-def _parse(line: str, where: str) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: not a JSON object")
-    return row
-
-
 def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
     """Refuse a table that lacks a column, or a cell of one: only a text may be empty."""
     if not rows:
@@ -258,15 +212,6 @@ def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
                 raise ValueError(f"{file}, row {number}: nothing in column {name!r}")
             if not is_unicode(str(row[name])):
                 raise ValueError(f"{file}, row {number}: column {name!r} is not Unicode, got {str(row[name])!a}")
-
-
-def is_unicode(text: str) -> bool:
-    """No tokenizer takes half of a pair of surrogates: JSON may escape one, and Python keeps other bytes as such."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str, numbered: bool = False) -> TextSplit:
