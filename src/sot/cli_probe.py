@@ -13,6 +13,7 @@ from sot.cli_runs import (
     JsonOption,
     LabelOption,
     PairOption,
+    RegressionOption,
     TaskOption,
     TextOption,
     console,
@@ -31,6 +32,7 @@ def probe(
     text: TextOption = "sentence",
     pair: PairOption = None,
     label: LabelOption = "label",
+    regression: RegressionOption = False,
     max_length: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 128,
     train_samples: Annotated[int, typer.Option(help="Train on so many, drawn once; 0 is all.", min=0)] = 0,
     test_samples: Annotated[int, typer.Option(help="Score so many, drawn once; 0 is all.", min=0)] = 0,
@@ -65,12 +67,10 @@ def probe(
         if isinstance(opened, SoTForImageClassification):
             if data is None:
                 raise ValueError(f"{model} is a model for images: it needs --data")
-            for option, given in (("--task", task), ("--dev", dev), ("--pair", pair)):
-                if given is not None:
-                    raise ValueError(f"{option} {given} is for texts, and {model} is a model for images")
+            _refuse_texts(model, {"--task": task, "--dev": dev, "--pair": pair, "--regression": regression})
             subject = probing.read_images(opened, data, parts)
         else:
-            texts, name = text_data(task, data, dev, (text, pair, label))
+            texts, name = text_data(task, data, dev, (text, pair, label), regression=regression)
             subject = probing.read_texts(opened, texts, name, max_length, parts)
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
@@ -81,6 +81,14 @@ def probe(
         return
     console.print(probing.as_table(comparison))
     console.print(f"Best model: {out / 'best'}. Picture: {out / 'probe.png'}.", soft_wrap=True)
+
+
+def _refuse_texts(model: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for an option of texts that was given with a model for images."""
+    for option, given in options.items():
+        if given not in (None, False):
+            shown = option if given is True else f"{option} {given}"
+            raise ValueError(f"{shown} is for texts, and {model} is a model for images")
 
 
 def register(app: typer.Typer) -> None:

@@ -166,9 +166,17 @@ def train(
 
 
 def text_data(
-    task: str | None, data: str | None, dev: Path | None, columns: tuple[str, str | None, str], labels: Any = None
+    task: str | None,
+    data: str | None,
+    dev: Path | None,
+    columns: tuple[str, str | None, str],
+    labels: Any = None,
+    regression: bool = False,
 ) -> tuple[Any, str]:
-    """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate."""
+    """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate.
+
+    A model of one label predicts numbers.
+    """
     from sot.data.text import Columns, load_set, load_table, load_task
 
     if task is not None:
@@ -176,15 +184,18 @@ def text_data(
         for option, value, default in zip(("--dev", "--text", "--pair", "--label"), given, usual):
             if value != default:
                 raise ValueError(f"{option} {value} is for tables, and task {task} has its own")
+        if regression:
+            raise ValueError(f"--regression is for tables, and task {task} has its own")
         return load_task(task, data), task
     if data is None:
         raise ValueError("name a --task, or give --data a table with columns --text and --label")
+    regression |= labels is not None and len(labels) == 1
     if data.startswith("hfds/"):
         if dev is not None:
             raise ValueError(f"--dev {dev} is for tables, and {data} has its own")
-        return load_set(data, Columns(*columns), labels), data
+        return load_set(data, Columns(*columns), labels, regression), data
     train = Path(data) if labels is None else None
-    return load_table(train, dev if train else Path(data), Columns(*columns), labels), Path(data).name
+    return load_table(train, dev if train else Path(data), Columns(*columns), labels, regression), Path(data).name
 
 
 TaskOption = Annotated[
@@ -197,6 +208,9 @@ DevOption = Annotated[Path | None, typer.Option(help="Table to evaluate on, wher
 TextOption = Annotated[str, typer.Option(help="Column of the text.")]
 PairOption = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
 LabelOption = Annotated[str, typer.Option(help="Column of the label.")]
+RegressionOption = Annotated[
+    bool, typer.Option("--regression", help="Labels of a table are numbers to predict, not classes.")
+]
 
 
 def finetune(
@@ -208,6 +222,7 @@ def finetune(
     text: TextOption = "sentence",
     pair: PairOption = None,
     label: LabelOption = "label",
+    regression: RegressionOption = False,
     recipe: Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")] = "bert",
     head: HeadOption = None,
     settings: SetOption = None,
@@ -220,11 +235,13 @@ def finetune(
     """Fine-tune a text classifier by a recipe."""
     report_to = _check_log(log)
     chosen, parsed = _prepare(recipe, settings, head, "text")
-    table, name = text_data(task, data, dev, (text, pair, label))
+    columns = (text, pair, label)
+    table, name = text_data(task, data, dev, columns, regression=regression)
     from sot.finetune import fine_tune
     from sot.run import full_name
 
-    source = {"source": data and full_name(data), "dev": dev and full_name(str(dev)), "columns": [text, pair, label]}
+    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
+    source |= {"columns": [*columns], "regression": regression}
     options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": report_to}
     metrics = fine_tune(model, table, name, out, chosen, parsed, source=source, **options)  # type: ignore[arg-type]
     print_scores(metrics, as_json, f"{model} on {name}, in {out}")

@@ -124,10 +124,7 @@ def load_task(name: str, data: str | Path | None) -> TextData:
         tables, columns = _glue_files(Path(data), task), task.columns
     for source, rows in tables.values():
         _check_rows(rows, columns, source)
-    if labels is None and "dev" in tables and len(tables["dev"][1]) < 2:
-        raise ValueError(f"{tables['dev'][0]} has one row, and a correlation needs at least two")
-    splits = {key: _split(rows, columns, labels, source, numbered=True) for key, (source, rows) in tables.items()}
-    return TextData(splits.get("train"), splits.get("dev"), labels, task.metric)
+    return _data(tables, columns, labels, task.metric, numbered=True)
 
 
 def _glue_files(folder: Path, task: Task) -> dict[str, tuple[str, list[Row]]]:
@@ -152,14 +149,14 @@ def _glue_tables(name: str, data: str | None) -> dict[str, tuple[str, list[Row]]
     return {key: (f"{name} {split}", _rows(splits[split])) for key, split in wanted.items() if split in splits}
 
 
-def load_set(spec: str, columns: Columns, labels: list[str] | None = None) -> TextData:
+def load_set(spec: str, columns: Columns, labels: list[str] | None = None, regression: bool = False) -> TextData:
     """A set of `datasets` with named columns; its classes are those it declares, or the labels that occur."""
     splits = load_splits(spec)
     dev = choose_split(spec, splits, "val")
     chosen = {"train": choose_split(spec, splits, "train", needed=False), "dev": dev}
     declared = getattr(splits[str(dev)].features.get(columns.label), "names", None)
     tables = {key: (f"{spec} {name}", _rows(splits[name])) for key, name in chosen.items() if name is not None}
-    return _from_tables(tables, columns, labels or declared)
+    return _from_tables(tables, columns, labels or declared, regression)
 
 
 def _rows(dataset: Any) -> list[Row]:
@@ -172,27 +169,48 @@ def _rows(dataset: Any) -> list[Row]:
     return [{**row, **names(row)} for row in dataset]
 
 
-def load_table(train: Path | None, dev: Path | None, columns: Columns, labels: list[str] | None = None) -> TextData:
-    """CSV, TSV or JSONL files; classes are the labels of the training file in order, numbers by size."""
+def load_table(
+    train: Path | None, dev: Path | None, columns: Columns, labels: list[str] | None = None, regression: bool = False
+) -> TextData:
+    """CSV, TSV or JSONL files; classes are the labels of the training file in order, numbers by size.
+
+    For `regression` labels are the numbers themselves.
+    """
     files = {key: file for key, file in (("train", train), ("dev", dev)) if file is not None}
-    return _from_tables({key: (str(f), list(read_rows(f, None))) for key, f in files.items()}, columns, labels)
+    tables = {key: (str(file), list(read_rows(file, None))) for key, file in files.items()}
+    return _from_tables(tables, columns, labels, regression)
 
 
 def _from_tables(
-    tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None = None
+    tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None, regression: bool
 ) -> TextData:
     for source, rows in tables.values():
         for number, row in enumerate(rows, 1):
             if None in row:  # where csv puts what is left: mostly of a text that holds the separator
                 raise ValueError(f"{source}, row {number}: more cells than the {len(row) - 1} of the header")
         _check_rows(rows, columns, source)
+    if regression:
+        return _data(tables, columns, None, "pearson")
     if labels is None:
         _, rows = tables.get("train") or tables["dev"]
         labels = sorted({str(row[columns.label]) for row in rows}, key=_by_number_then_name)
     if len(labels) < 2:
         raise ValueError(f"a classifier needs at least two classes, found {', '.join(labels) or 'none'}")
-    splits = {key: _split(rows, columns, labels, source) for key, (source, rows) in tables.items()}
-    return TextData(splits.get("train"), splits.get("dev"), labels, "accuracy")
+    return _data(tables, columns, labels, "accuracy")
+
+
+def _data(
+    tables: dict[str, tuple[str, list[Row]]],
+    columns: Columns,
+    labels: list[str] | None,
+    metric: str,
+    numbered: bool = False,
+) -> TextData:
+    """What checked rows hold; `labels` None is a number to regress."""
+    if labels is None and "dev" in tables and len(tables["dev"][1]) < 2:
+        raise ValueError(f"{tables['dev'][0]} has one row, and a correlation needs at least two")
+    splits = {key: _split(rows, columns, labels, source, numbered) for key, (source, rows) in tables.items()}
+    return TextData(splits.get("train"), splits.get("dev"), labels, metric)
 
 
 def _by_number_then_name(label: str) -> tuple[bool, int, str]:
@@ -214,7 +232,7 @@ def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
                 raise ValueError(f"{file}, row {number}: column {name!r} is not Unicode, got {str(row[name])!a}")
 
 
-def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str, numbered: bool = False) -> TextSplit:
+def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str, numbered: bool) -> TextSplit:
     numbers = {} if labels is None else {name: float(i) for i, name in enumerate(labels)}
     if numbered:  # GLUE writes some by their number; in a table 0 may be a label like -1 and 1
         numbers |= {str(i): float(i) for i in range(len(numbers))}
@@ -233,7 +251,7 @@ def _score(value: str, where: str) -> float:
         score = float(value)
     except ValueError:
         score = math.nan
-    if not math.isfinite(score):
+    if not math.isfinite(score) or "_" in value:  # Python takes 1_0 for 10
         raise ValueError(f"{where}: score {value!r} is not a finite number")
     return score
 
