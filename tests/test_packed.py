@@ -31,7 +31,7 @@ def test_padding_is_put_behind_each_sample():
     padded, mask = given.padded()
     assert padded.shape == (3, 3, DIM) and mask.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
     assert torch.equal(padded[mask], tokens) and (padded[~mask] == 0).all()
-    assert given.counts.tolist() == [2, 0, 3] and starts.tolist() == [0, 2, 2, 5]
+    assert given.counts.tolist() == [[2], [1], [3]] and starts.tolist() == [0, 2, 2, 5]
 
 
 @pytest.mark.parametrize("counts", [[4, 4], [1], []])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from sot.core.checks import check_positive
 from sot.core.covariance import is_plain
-from sot.core.pooling import Pool, keep
+from sot.core.pooling import Pool
 from sot.core.precision import is_eager
 
 
@@ -42,8 +42,7 @@ class AttentionPool(Pool):
         """Draw the query anew."""
         nn.init.trunc_normal_(self.latent, std=self.dim**-0.5)
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, _ = keep(tokens, mask)
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if torch.jit.is_scripting():
             attended = self._attend(tokens, mask)
         elif is_eager() and is_plain(self.kv, tokens):
@@ -99,8 +98,7 @@ class EfficientProbing(Pool):
         """Draw the queries anew."""
         nn.init.normal_(self.queries, std=0.02)
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, _ = keep(tokens, mask)
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         scores = self.queries.to(tokens.dtype) @ tokens.mT * self.dim**-0.5  # (batch, queries, tokens)
         if mask is not None:
             scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))

@@ -214,7 +214,7 @@ class SecondOrderHead(nn.Module):
     def loss(self, branches: list[Tensor], target: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross-entropies of the branches; `target` holds class indices or probabilities."""
         losses = [F.cross_entropy(branch, target, label_smoothing=label_smoothing) for branch in branches]
-        return torch.stack(losses).sum()
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _check(self, class_token: Tensor | None, word_tokens: Tensor | None) -> None:
         if self.fusion != "word":

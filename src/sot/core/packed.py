@@ -19,18 +19,18 @@ class Packed(NamedTuple):
 
     @property
     def counts(self) -> Tensor:
-        """How many tokens each sample has, `(batch,)`."""
-        return self.starts.diff()
+        """How many tokens each sample has, `(batch, 1)` float32, at least 1."""
+        return self.starts.diff().clamp_min(1).float().unsqueeze(1)
 
     def padded(self) -> tuple[Tensor, Tensor | None]:
         """`(batch, longest, dim)` with zeros, and the mask of what is none; no mask where all have as many."""
-        counts, dim = self.counts, self.tokens.shape[1]
+        counts, dim = self.starts.diff(), self.tokens.shape[1]
         longest = max(1, int(counts.max())) if len(counts) else 1
         if len(self.tokens) == len(counts) * longest:
             return self.tokens.view(len(counts), longest, dim), None
         mask = torch.arange(longest) < counts.unsqueeze(1)
-        places, nothing = mask.flatten().nonzero()[:, 0], self.tokens.new_zeros(mask.numel(), dim)
-        return nothing.index_copy(0, places, self.tokens).view(*mask.shape, dim), mask
+        padded = self.tokens.new_zeros(mask.numel(), dim)
+        return padded.index_copy_(0, mask.flatten().nonzero()[:, 0], self.tokens).view(*mask.shape, dim), mask
 
 
 class _PackedCovariance(torch.autograd.Function):
@@ -39,7 +39,7 @@ class _PackedCovariance(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, starts: Tensor, weight: Tensor, heads: int, left_dim: int) -> Tensor:
         projected = simd.Panels(weight.mT).times(tokens.unsqueeze(0))
-        count = starts.diff().clamp_min(1).float()[:, None, None, None]
+        count = Packed(tokens, starts).counts[:, :, None, None]
         ctx.save_for_backward(tokens, starts, weight, projected, count)
         return simd.cross_products(projected, starts, heads, left_dim).div_(count)
 

@@ -61,15 +61,17 @@ class Pool(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         if not torch.jit.is_scripting():
             check_tokens(tokens, mask, self.dim)
-        return self.pool(tokens, mask)
+        kept, count = keep(tokens, mask)
+        return self.pool(kept, mask, count)
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
+        """What `keep` gives, pooled."""
         raise NotImplementedError
 
     @torch.jit.unused
     def pool_packed(self, packed: Packed) -> Tensor:
         """The same of tokens without padding, for whoever has them so."""
-        return self.pool(*packed.padded())
+        return self.pool(*packed.padded(), packed.counts)
 
 
 class AveragePool(Pool):
@@ -78,8 +80,7 @@ class AveragePool(Pool):
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, count = keep(tokens, mask)
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         return (at_least_float32(tokens).sum(1) / count).to(tokens.dtype)
 
 
@@ -89,7 +90,7 @@ class MaxPool(Pool):
     def __init__(self, dim: int) -> None:
         super().__init__(dim, dim)
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if mask is None:
             return tokens.amax(1)
         kept = (mask != 0).unsqueeze(-1)
@@ -121,8 +122,7 @@ class CrossCovariancePool(Pool):
         self.projection = nn.Linear(dim, heads * (left_dim + right_dim), bias=False)  # all Wᵢ, then all Rᵢ
         self.norm = build_norm(norm, NormSettings(left_dim, right_dim, exponent, num_values, num_iterations))
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, count = keep(tokens, mask)
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if torch.jit.is_scripting():
             left, right = split_heads(self.projection(tokens), self.heads, self.left_dim)
             normalized = self.norm(covariance(left, right, count, mask, self.center))
@@ -165,8 +165,7 @@ class CovariancePool(Pool):
         self.norm = build_norm(norm, NormSettings(reduced_dim, reduced_dim, exponent, num_values, num_iterations))
         self.reduced_dim = reduced_dim
 
-    def pool(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        tokens, count = keep(tokens, mask)
+    def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         reduced, _ = keep(self.projection(tokens), mask)  # again: the projection has a bias
         if torch.jit.is_scripting():
             normalized = self._normalized(reduced, count, mask)
@@ -178,9 +177,8 @@ class CovariancePool(Pool):
     @torch.jit.unused
     def pool_packed(self, packed: Packed) -> Tensor:
         reduced, mask = Packed(self.projection(packed.tokens), packed.starts).padded()
-        count = packed.counts.clamp_min(1).float().unsqueeze(1)
         with autocast_off(reduced):
-            return self._upper_triangle(self._normalize(reduced, count, mask)).to(reduced.dtype)
+            return self._upper_triangle(self._normalize(reduced, packed.counts, mask)).to(reduced.dtype)
 
     def _upper_triangle(self, normalized: Tensor) -> Tensor:
         upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=normalized.device)

@@ -37,11 +37,16 @@ class Task:
     num_outputs: int
     metric: str = "accuracy"
 
-    def loss(self, head: SecondOrderHead, branches: list[Tensor], labels: Tensor) -> Tensor:
+    def targets(self, labels: Array) -> Tensor:
+        """What `loss` takes of the labels of a cache; those of samples that could not be read are of no meaning."""
+        numbers = torch.from_numpy(labels)
+        return numbers.float() if self.num_outputs == 1 else numbers.nan_to_num().long()
+
+    def loss(self, head: SecondOrderHead, branches: list[Tensor], targets: Tensor) -> Tensor:
         """Cross-entropy, or the squared error of a number."""
         if self.num_outputs == 1:
-            return F.mse_loss(head.merge(branches)[:, 0], labels.float())
-        return head.loss(branches, labels.long())
+            return F.mse_loss(head.merge(branches)[:, 0], targets)
+        return head.loss(branches, targets)
 
 
 @dataclass(frozen=True)
@@ -84,25 +89,23 @@ def train_head(
 ) -> Time:
     """AdamW with a cosine schedule and clipped gradients; matrices decay, vectors do not."""
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
-    trained.sort(key=lambda parameter: parameter.ndim <= 1)  # matrices first
-    whole, grad = _join(trained)
-    parts = [sum(p.numel() for p in trained if (p.ndim > 1) == is_matrix) for is_matrix in (True, False)]
-    matrices, vectors = torch.split(whole, parts)
-    matrices.grad, vectors.grad = torch.split(grad, parts)
-    groups = [{"params": [matrices], "weight_decay": weight_decay}, {"params": [vectors], "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate, fused=True)
+    trained.sort(key=lambda parameter: parameter.ndim <= 1)
+    whole = _join(trained)
+    matrices = whole.detach()[: sum(parameter.numel() for parameter in trained if parameter.ndim > 1)]
+    optimizer = torch.optim.Adam([whole], lr=learning_rate, fused=True)
     steps = budget.epochs * -(-len(rows) // budget.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    draw, labels = np.random.default_rng(seed), torch.from_numpy(features.labels)
+    draw, labels = np.random.default_rng(seed), task.targets(features.labels)
     seconds = []
     head.train()
     for _ in range(budget.epochs):
         began = clock()
         for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
             branches = head.branches(*represent(head, features, batch))
-            grad.zero_()
+            optimizer.zero_grad(set_to_none=False)
             task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
-            grad.mul_((1 / (torch.linalg.vector_norm(grad) + 1e-6)).clamp_max(1))
+            nn.utils.clip_grad_norm_(whole, 1.0)
+            matrices.mul_(1 - schedule.get_last_lr()[0] * weight_decay)  # as AdamW does, which would decay all of it
             optimizer.step()
             schedule.step()
         seconds.append(clock() - began)
@@ -111,13 +114,13 @@ def train_head(
     return Time(sum(seconds), statistics.median(seconds))
 
 
-def _join(parameters: list[nn.Parameter]) -> tuple[Tensor, Tensor]:
-    """Vectors that parameters and gradients become parts of: a step costs more by tensors than by numbers."""
-    whole = torch.cat([parameter.detach().flatten() for parameter in parameters])
-    grad, sizes = torch.zeros_like(whole), [parameter.numel() for parameter in parameters]
-    for parameter, data, slope in zip(parameters, torch.split(whole, sizes), torch.split(grad, sizes)):
-        parameter.data, parameter.grad = data.view_as(parameter), slope.view_as(parameter)
-    return whole, grad
+def _join(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """One that they and their gradients become parts of: an optimiser's step costs more by tensors than by numbers."""
+    whole = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+    whole.grad, sizes = torch.zeros_like(whole), [parameter.numel() for parameter in parameters]
+    for parameter, data, grad in zip(parameters, torch.split(whole.detach(), sizes), torch.split(whole.grad, sizes)):
+        parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
+    return whole
 
 
 def _separate(parameters: list[nn.Parameter]) -> None:
