@@ -16,7 +16,7 @@ from sot.core.simd_tiles import FLAT
 Array = Any
 
 HALVES = numba.types.Array(numba.uint16, 1, "C", readonly=True)  # a memory map that may only be read, too
-INDICES = numba.types.Array(numba.int64, 1, "C", readonly=True)
+INDICES = numba.types.Array(numba.int64, 1, "A", readonly=True)  # any slice
 
 
 @kernel(numba.void(HALVES, INDICES, INDICES, FLAT, FLAT, FLAT))
