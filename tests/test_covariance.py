@@ -135,7 +135,7 @@ def test_tokens_that_are_not_in_rows_or_too_few_are_multiplied_by_torch():
     assert not simd.can_multiply_rows(torch.randn(2, 5, 24), torch.randn(30, 24))
     assert not simd.can_multiply_rows(torch.randn(2, 5, 24).double(), weight.double())
     tiles = simd.kernels("simd_tiles")
-    assert (simd.TILE_ROWS, simd.TILE_COLUMNS) == (tiles.ROWS, tiles.COLUMNS)
+    assert (simd.LANES, simd.TILE_ROWS, simd.TILE_COLUMNS) == (tiles.LANES, tiles.ROWS, tiles.COLUMNS)
 
 
 @shapes

@@ -86,6 +86,23 @@ def test_the_probes_are_in_the_page(file):
         assert line in PAGE.read_text(), f"docs/results.md has other numbers of {file.stem}"
 
 
+def test_what_epochs_of_the_probes_cost_is_in_their_page():
+    found = [json.loads((FOLDER / "probes" / f"{name}.json").read_text()) for name in ("imagenette", "sst2", "cola")]
+    costs = [{row["head"]: f"{row['epoch_ratio']:.2%}".replace("%", " %") for row in each["heads"]} for each in found]
+    page = (PAGE.parent / "probing.md").read_text()
+    for head in (
+        "class",
+        "class+gap",
+        "class+ep8",
+        "class+ep32",
+        "class+gcp",
+        "class+mgcrp",
+        "class+mgcrp-exact-0.25",
+        "attn",
+    ):
+        assert f"| {head} | {' | '.join(cost[head] for cost in costs)} |" in page
+
+
 def test_the_probes_of_every_depth_are_in_the_page():
     files = {2: "depth/cola-2", 3: "depth/cola-3", 4: "depth/cola-4", 5: "depth/cola-5", 6: "cola"}
     for layers, name in files.items():

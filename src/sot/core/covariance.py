@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -129,12 +129,12 @@ class _ProjectedCovariance(torch.autograd.Function):
             grads = list(torch.autograd.grad(left.mT @ right, inputs, grad, create_graph=True))
             d_tokens = grads.pop(0) if ctx.needs_input_grad[0] else None
             return d_tokens, grads.pop() if grads else None, None, None, None
-        backward = _backward_by_kernels if simd.can_multiply_rows(tokens, weight) else _backward_by_torch
+        backward = backward_by_kernels if simd.can_multiply_rows(tokens, weight) else _backward_by_torch
         pieces = _gradients(kept, grad)
         return *backward(tokens, weight, pieces, *ctx.needs_input_grad[:2]), None, None, None
 
 
-Pieces = Iterator[tuple[slice, Tensor]]
+Pieces = Iterable[tuple[slice, Tensor]]
 Gradients = tuple[Tensor | None, Tensor | None]
 
 
@@ -148,7 +148,8 @@ def _gradients(kept: list[Tensor], grad: Tensor) -> Pieces:
         start = piece.stop
 
 
-def _backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
+def backward_by_kernels(tokens: Tensor, weight: Tensor, pieces: Pieces, of_tokens: bool, of_weight: bool) -> Gradients:
+    """Gradients of tokens and weight, as far as they are wanted, from those of the projected tokens."""
     d_tokens = tokens.new_empty(tokens.shape) if of_tokens else None
     d_weight = simd.SumOfProducts(weight) if of_weight else None
     panels = simd.Panels(weight) if of_tokens else None  # a frozen backbone has no use for it

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sot.core import simd
+from sot.core.covariance import backward_by_kernels
 
 
 class Packed(NamedTuple):
@@ -49,14 +50,10 @@ class _PackedCovariance(torch.autograd.Function):
         tokens, starts, weight, projected, count = ctx.saved_tensors
         d_projected = torch.empty_like(projected)
         simd.pull_back_products(projected, starts, grad / count, d_projected)
-        d_tokens = d_weight = None
-        if ctx.needs_input_grad[0]:
-            d_tokens = simd.Panels(weight).times(d_projected)[0]
-        if ctx.needs_input_grad[2]:
-            total = simd.SumOfProducts(weight)
-            total.add(d_projected, tokens.unsqueeze(0))
-            d_weight = total.result()
-        return d_tokens, None, d_weight, None, None
+        wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
+        whole = [(slice(None), d_projected)]
+        d_tokens, d_weight = backward_by_kernels(tokens.unsqueeze(0), weight, whole, *wanted)
+        return None if d_tokens is None else d_tokens[0], None, d_weight, None, None
 
 
 def packed_covariance(packed: Packed, weight: Tensor, heads: int, left_dim: int) -> Tensor:
