@@ -1,0 +1,42 @@
+"""Folders of version 0.1.0, when `norm: null` was the fast one: they open, with equal logits."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+
+import sot
+
+FOLDERS = sorted(path for path in (Path(__file__).parent / "saved").iterdir() if path.is_dir())
+
+
+def inputs_of(folder):
+    if folder.name.startswith("image-"):
+        return {"pixel_values": torch.sin(torch.arange(2 * 3 * 16 * 16.0)).view(2, 3, 16, 16)}
+    ids = torch.arange(2 * 9).view(2, 9) % 23
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folder_of_an_earlier_version_gives_the_same_logits(folder):
+    kind = AutoModelForImageClassification if folder.name.startswith("image-") else AutoModelForSequenceClassification
+    model, report = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert isinstance(model, sot.SoTForImageClassification | sot.SoTForSequenceClassification)
+    with torch.no_grad():
+        logits = model.eval()(**inputs_of(folder)).logits
+    torch.testing.assert_close(
+        logits, torch.tensor(json.loads((folder / "logits.json").read_text())), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_every_pooling_and_both_modalities_are_among_them():
+    heads = [json.loads((folder / "config.json").read_text())["head"] for folder in FOLDERS]
+    assert {head["pool"] for head in heads} == set(sot.POOLS)
+    assert {head["norm"] for head in heads} == {None, *sot.NORMS} - {"isqrt", "svpn_fast"}
+    assert {head["fusion"] for head in heads} == {fusion.value for fusion in sot.Fusion}
+    assert {folder.name.partition("-")[0] for folder in FOLDERS} == {"image", "text"}
