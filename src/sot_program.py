@@ -1,3 +1,3 @@
 """What the console script `sot` starts. Outside of the package, so that `sot` can see that a program imports it."""
 
-from sot.cli import main as main
+from sot.cli.main import main as main

@@ -9,6 +9,6 @@ os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
 torch.distributed.init_process_group("gloo")
 PartialState._prepare_backend = lambda self, *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
 
-from sot.cli import main
+from sot.cli.main import main
 
 main()

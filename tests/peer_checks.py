@@ -1,4 +1,4 @@
-"""What every architecture of `sot.models.peers` has to do."""
+"""What every architecture of `sot.paper.peers` has to do."""
 
 import json
 from pathlib import Path

@@ -10,9 +10,9 @@ from test_cli import sot
 
 from reference import power_of_svd
 from sot.bench.cases import SIZES, Case, Row, Size, run_case
-from sot.bench.head import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
+from sot.bench.head_cost import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
 from sot.bench.memory import measure_memory
-from sot.bench.normalize import normalize_cases
+from sot.bench.norm_cost import normalize_cases
 from sot.bench.references import cross_covariance, deflated_power, published_root, svd_power
 from sot.bench.report import Report, as_markdown, as_picture
 from sot.bench.timing import Race, Spread, growth_exponent, race, thread_count
@@ -184,7 +184,7 @@ def test_commands_print_tables_json_and_pictures(what, cases, functions, tmp_pat
 @pytest.mark.parametrize("what", ["head", "memory"])
 def test_growth_is_an_exponent_for_tokens_and_batch(what, monkeypatch):
     few = {"tokens": [SMALL, Size("more", 12, 3, 4, 2, 40)], "batch": [SMALL, Size("more", 12, 3, 4, 16, 5)]}
-    monkeypatch.setattr("sot.bench.head.growing_sizes", lambda size: few)
+    monkeypatch.setattr("sot.bench.head_cost.growing_sizes", lambda size: few)
     result = sot("bench", what, "--growth", "--json")
     rows = json.loads(result.stdout)["rows"]
     assert [row["name"] for row in rows] == ["with tokens", "with batch"] and rows[0]["unit"] == "exponent"
@@ -220,7 +220,8 @@ def test_a_step_of_training_is_timed_beside_a_bare_loop():
 @pytest.mark.parametrize("options, cases", [([], 3), (["--runtimes"], 2)])
 def test_a_model_is_timed_beside_the_published_one_and_in_runtimes(options, cases, monkeypatch):
     """At a size and with runtimes that take seconds; the rest is timed by hand."""
-    from sot.bench import model, runtimes
+    from sot.bench import model_cost as model
+    from sot.bench import runtimes
 
     create, few = (
         timm.create_model,

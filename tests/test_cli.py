@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_convert import build, official
 
-from sot.cli import main
+from sot.cli.main import main
 
 
 @dataclass

@@ -9,9 +9,9 @@ import timm
 from rich.console import Console
 from test_cli import sot as run
 
-from sot.models.comparison import Row, load_comparisons
-from sot.models.complexity import PAPER_FIGURES, find_models
-from sot.models.tables import Measured, as_json, as_table, build, find_comparison, measure_row
+from sot.paper.comparison import Row, load_comparisons
+from sot.paper.counts import Measured, as_json, as_table, build, find_comparison, measure_row
+from sot.paper.figures import PAPER_FIGURES, find_models
 
 ROWS = [row for table in load_comparisons().values() for row in table.rows]
 QUICK = ("SoT-Tiny (ours)", "DeiT-T+ours", "T2T-ViT-12+ours", "Swin-T+ours", "PiT-Ti")

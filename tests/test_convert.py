@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sot import HeadConfig
-from sot.models.convert import convert, convert_state_dict, read_weights, write_weights
 from sot.models.vision import sinusoid_positions
+from sot.paper.convert import convert, convert_state_dict, read_weights, write_weights
 
 # Ours, theirs: written out apart from the package's own table, so that a slip there shows here.
 THEIRS = (

@@ -5,10 +5,10 @@ import pytest
 import torch
 from sklearn.metrics import matthews_corrcoef, top_k_accuracy_score
 
-from sot.engine import Average, learning_rate_factor, parameter_groups
-from sot.metrics import calibration_error, cross_entropy, text_scores, top_k
+from sot.evaluation.metrics import calibration_error, cross_entropy, text_scores, top_k
 from sot.models.equip import equip
-from sot.recipe import Recipe, load_recipe
+from sot.training.engine import Average, learning_rate_factor, parameter_groups
+from sot.training.recipe import Recipe, load_recipe
 
 
 def test_schedule_warms_up_follows_the_cosine_and_stays_at_the_end():

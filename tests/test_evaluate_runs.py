@@ -2,9 +2,9 @@
 
 import pytest
 
-from sot.checkpoints import is_whole
-from sot.recipe import Recipe
-from sot.run import full_name, open_run
+from sot.training.checkpoints import is_whole
+from sot.training.recipe import Recipe
+from sot.training.run import full_name, open_run
 
 
 def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from PIL import Image
 from test_cli import sot
 
 import sot as package
-from sot.export import export_model, load_exported
+from sot.evaluation.export import export_model, load_exported
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_mistakes(image_model, tmp_path):
 
 
 def test_a_difference_is_an_error_and_leaves_nothing(image_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("sot.export.TOLERANCE", -1.0)
+    monkeypatch.setattr("sot.evaluation.export.TOLERANCE", -1.0)
     with pytest.raises(ValueError, match=r"differs by .* on 1 samples: nothing was written"):
         export_model(image_model, "torch", tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

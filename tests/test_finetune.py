@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from test_cli import sot
 
 from sot.core.head import HeadConfig
-from sot.data.text import TextData, TextSplit
-from sot.finetune import fine_tune
+from sot.data.texts import TextData, TextSplit
 from sot.models.modeling import SoTForSequenceClassification
-from sot.recipe import Recipe
+from sot.training.recipe import Recipe
+from sot.training.train_texts import fine_tune
 
 
 @pytest.fixture

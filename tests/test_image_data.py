@@ -19,7 +19,7 @@ from transformers import EvalPrediction
 from sot.data.images import LEFT_OUT, ImageSet, ImageStream, TrainingStream, evaluation_set, load_images
 from sot.data.sources import Pictures, Stream
 from sot.explain import open_picture
-from sot.train import image_metrics
+from sot.training.train_images import image_metrics
 
 datasets.disable_progress_bars()
 CLASSES = ["blue", "green", "red"]

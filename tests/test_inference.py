@@ -10,9 +10,9 @@ from torch import nn
 
 from sot import HeadConfig, equip, optimize_for_inference
 from sot.bench.cases import run_case
-from sot.bench.model import PublishedModel, model_cases
-from sot.models.dense import DenseBlock, DenseLayer
-from sot.models.embedding import EMBEDDINGS
+from sot.bench.model_cost import PublishedModel, model_cases
+from sot.models.embedding.dense import DenseBlock, DenseLayer
+from sot.models.embedding.token_embed import EMBEDDINGS
 
 HEAD = HeadConfig(heads=2, left_dim=3, right_dim=3)
 UGLY = torch.tensor(

@@ -5,7 +5,7 @@ import timm
 import torch
 from peer_checks import check_equip, check_figures, check_timm, on_meta, published_shapes, shapes
 
-from sot.models.peers.autoformer import REACH, RelativePosition, SearchedAttention, slice_supernet
+from sot.paper.peers.autoformer import REACH, RelativePosition, SearchedAttention, slice_supernet
 
 TINY = {"img_size": (32, 48), "embed_dim": 16, "heads": (1, 2), "mlp_ratios": (2, 3.5)}
 VARIANTS = ("autoformer_tiny", "autoformer_small", "autoformer_base")

@@ -10,7 +10,7 @@ import sot
 from sot import HeadConfig
 from sot.models.branched import BranchedHead
 from sot.models.complexity import measure
-from sot.models.peers.coupling import MapToTokens, TokensToMap
+from sot.paper.peers.coupling import MapToTokens, TokensToMap
 
 TINY = {"embed_dim": 16, "num_heads": 2, "channel_ratio": 0.25}
 

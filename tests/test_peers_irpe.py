@@ -11,7 +11,7 @@ from peer_checks import check_equip, check_figures, check_timm, on_meta, publish
 import sot
 from sot import HeadConfig
 from sot.models.complexity import measure
-from sot.models.peers.irpe import NUM_BUCKETS, RelativeAttention, piecewise_index, product_buckets
+from sot.paper.peers.irpe import NUM_BUCKETS, RelativeAttention, piecewise_index, product_buckets
 
 TINY = {"img_size": (32, 48), "embed_dim": 16, "depth": 2, "num_heads": 2}
 VARIANTS = ("irpe_k_tiny", "irpe_qkv_small", "irpe_k_base")

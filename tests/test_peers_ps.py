@@ -10,7 +10,7 @@ from timm.optim import param_groups_layer_decay
 import sot
 from sot import HeadConfig
 from sot.models.complexity import measure
-from sot.models.progressive_sampling import regular_points, sample
+from sot.models.embedding.progressive_sampling import regular_points, sample
 
 TINY = {"img_size": 64, "embed_dim": 16, "stem_width": 8, "depth": 6, "num_heads": 2}
 FIGURES = {  # params in M and MACs in G of the paper

@@ -6,8 +6,8 @@ import torch
 from peer_checks import check_equip, check_figures, check_timm, on_meta, published_shapes, shapes
 
 import sot
-from sot.models.peers.pvt import fit_positions
-from sot.models.peers.spatial_reduction import SpatialReductionAttention
+from sot.paper.peers.pvt import fit_positions
+from sot.paper.peers.spatial_reduction import SpatialReductionAttention
 
 TINY = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1), "img_size": 64}
 FIGURES = {"pvt_tiny": (13.2, 1.9), "pvt_small": (24.5, 3.8), "pvt_large": (61.4, 9.8)}

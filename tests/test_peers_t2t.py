@@ -10,7 +10,7 @@ from timm.models import load_checkpoint
 
 from sot import HeadConfig
 from sot.models.complexity import measure
-from sot.models.tokens_to_token import TokensToToken, TokenTransformer, performer_attention
+from sot.models.embedding.tokens_to_token import TokensToToken, TokenTransformer, performer_attention
 
 TINY = {"img_size": 64, "embed_dim": 16, "depth": 2, "num_heads": 2, "token_dim": 4}
 # params in M and MACs in G that T2T-ViT's authors publish; the paper's MACs are older, see docs/peers.md

@@ -9,11 +9,11 @@ from transformers import pipeline
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.evaluate import load_model
+from sot.evaluation.evaluate import load_model
 from sot.explain import explain_image
 from sot.models.branched import heads_of
-from sot.models.comparison import load_comparisons
-from sot.models.embedding import ResampledEmbed
+from sot.models.embedding.token_embed import ResampledEmbed
+from sot.paper.comparison import load_comparisons
 from sot.probe import combine
 
 CONFORMER = {"embed_dim": 16, "num_heads": 2, "channel_ratio": 0.25}

@@ -18,13 +18,13 @@ from sot.bench.timing import thread_count
 from sot.core.head import SecondOrderHead
 from sot.data.images import load_images
 from sot.data.sources import Subset
-from sot.metrics import interval
+from sot.evaluation.metrics import interval
 from sot.probe import Backbone, Budget, Features, cache_features, choose_heads, open_backbone
-from sot.probe.compare import Contest
+from sot.probe.contest import Contest
+from sot.probe.fitting import Task, split_rows, training_batches
 from sot.probe.heads import HEADS, build_head, count_macs, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.samples import image_samples
-from sot.probe.train import Task, split_rows, training_batches
 
 QUICK = Budget(epochs=8, learning_rates=(1e-2,), weight_decays=(0.01,))
 

@@ -17,7 +17,7 @@ from PIL import Image
 from sot.bench.timing import thread_count
 from sot.data.images import load_images
 from sot.data.sources import Subset
-from sot.data.text import TextSplit
+from sot.data.texts import TextSplit
 from sot.models.equip import equip
 from sot.probe import cache_features
 from sot.probe.samples import encode, image_samples, text_samples

@@ -22,12 +22,12 @@ from transformers import (
 
 from sot.bench.timing import thread_count
 from sot.core.head import HeadConfig
-from sot.data.text import TextData, TextSplit
+from sot.data.texts import TextData, TextSplit
 from sot.models.equip import equip
 from sot.probe import HEADS, Backbone, read_texts
-from sot.probe.compare import Contest
+from sot.probe.contest import Contest
+from sot.probe.fitting import Task
 from sot.probe.journal import Journal
-from sot.probe.train import Task
 
 VIT = ["--model", "test_vit", "--no-pretrained", "--img-size", 32, "--threads", 1]
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

@@ -8,8 +8,8 @@ from test_probe import hand_made
 from reference import without_kernels
 from sot.core import simd
 from sot.probe import HEADS, Budget, Features
+from sot.probe.fitting import Task, train_head, training_batches
 from sot.probe.heads import build_head, token_statistics
-from sot.probe.train import Task, train_head, training_batches
 
 
 def test_tokens_are_read_the_same_with_and_without_kernels(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from sot.recipe import Recipe, load_recipe, recipe_names
+from sot.training.recipe import Recipe, load_recipe, recipe_names
 
 # tables S-2 and S-3, typed from the paper
 IMAGE = {  # batch size, base LR, weight decay, MGCrP dropout, (m, n)

@@ -6,7 +6,7 @@ import datasets
 import pytest
 from test_cli import sot
 
-from sot.data.text import Columns, load_set, load_table
+from sot.data.texts import Columns, load_set, load_table
 
 SCORES = {"the cats sleep": 3.5, "the cats sleeps": -2.0, "the cat sleeps": 1.0}
 QUICK = ["--set", "batch_size=8", "--set", "head.representation_size=16", "--logger", "none"]

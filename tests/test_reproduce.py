@@ -16,11 +16,12 @@ from test_cli import sot
 from test_scale import TORCHRUN, launch
 
 from sot.core.head import HeadConfig
-from sot.evaluate import open_images
+from sot.evaluation.evaluate import open_images
 from sot.models.complexity import count_parameters
-from sot.reproduce import Store, Where, choose_rows, choose_tasks, collect, do, estimate, load_table, plan, table_names
-from sot.reproduce.report import as_markdown
-from sot.reproduce.work import read_task
+from sot.paper.cost import estimate
+from sot.paper.side_by_side import as_markdown, collect
+from sot.paper.table import choose_rows, choose_tasks, load_table, table_names
+from sot.paper.work import Store, Where, do, plan, read_task
 
 TINY = [
     *("--set", "epochs=2", "--set", "train_samples=96", "--set", "batch_size=32"),

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from sot.core.head import HeadConfig
-from sot.metrics import interval
-from sot.reproduce import Store, Unit, as_markdown, collect, load_table
+from sot.evaluation.metrics import interval
+from sot.paper.side_by_side import as_markdown, collect
+from sot.paper.table import load_table
+from sot.paper.work import Store, Unit
 
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 FOLDER = PAGE.parent / "results"

@@ -8,7 +8,7 @@ from PIL import Image
 from test_cli import sot
 
 from sot.data.images import seeded
-from sot.robustness import Corrupted, corruption, corruption_names, evaluate_corrupted, mean_accuracy
+from sot.evaluation.robustness import Corrupted, corruption, corruption_names, evaluate_corrupted, mean_accuracy
 
 
 @pytest.fixture(scope="module")

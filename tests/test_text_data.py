@@ -8,7 +8,7 @@ import pytest
 from test_cli import sot
 
 from sot.data.acceptability import CONSTRUCTIONS, acceptability
-from sot.data.text import TASKS, Columns, load_set, load_table, load_task
+from sot.data.texts import TASKS, Columns, load_set, load_table, load_task
 
 
 def write(folder, name, text):

@@ -15,14 +15,14 @@ from test_text_data import write, write_set
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sot.data.images import load_images
-from sot.data.text import Columns, TextData, TextSplit, load_set, load_table, load_task
-from sot.finetune import fine_tune
-from sot.metrics import text_scores
+from sot.data.texts import Columns, TextData, TextSplit, load_set, load_table, load_task
+from sot.evaluation.metrics import text_scores
+from sot.evaluation.predict import predict_texts
 from sot.models.equip import equip
 from sot.models.from_transformers import check_length, knows_words, position_limit
-from sot.predict import predict_texts
 from sot.probe.samples import picture_digest, text_samples
-from sot.recipe import Recipe
+from sot.training.recipe import Recipe
+from sot.training.train_texts import fine_tune
 
 SCORES = "sentence1\tsentence2\tscore\na\tb\t1\n"
 SIZES = {"vocab_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 20}

@@ -12,12 +12,12 @@ from test_text_data import write
 
 import sot
 from sot.core.head import HeadConfig
-from sot.data.text import TextData, TextSplit
-from sot.engine import parameter_groups
+from sot.data.texts import TextData, TextSplit
+from sot.evaluation.export import export_model, load_exported
 from sot.explain.words import split_words
-from sot.export import export_model, load_exported
-from sot.finetune import fine_tune
-from sot.recipe import Recipe
+from sot.training.engine import parameter_groups
+from sot.training.recipe import Recipe
+from sot.training.train_texts import fine_tune
 
 BERT = "google-bert/bert-base-uncased"
 SIZES = ["--set", "epochs=1", "--set", "batch_size=8", "--set", "head.representation_size=16", "--logger", "none"]

@@ -17,14 +17,14 @@ from PIL import Image
 from safetensors.torch import load_file
 from test_cli import sot
 
-from sot.build import build_model, data_config
-from sot.checkpoints import is_whole, last_whole_checkpoint
 from sot.core.head import HeadConfig
 from sot.data.images import Collate, ImageSet, load_images, seeded
-from sot.engine import Diverged
-from sot.evaluate import open_images
-from sot.recipe import Recipe, load_recipe
-from sot.train import train_images
+from sot.evaluation.evaluate import open_images
+from sot.training.checkpoints import is_whole, last_whole_checkpoint
+from sot.training.engine import Diverged
+from sot.training.image_model import build_model, data_config
+from sot.training.recipe import Recipe, load_recipe
+from sot.training.train_images import train_images
 
 SETTINGS = [
     *(
@@ -134,7 +134,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(pictures, finished, t
     subprocess.run(["cp", "-r", str(finished), str(out)], check=True)
     subprocess.run(["rm", "-r", str(out / "checkpoint-6"), str(out / "model.safetensors")], check=True)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
-    limited = f"{limit}; from sot.cli import main; main()"
+    limited = f"{limit}; from sot.cli.main import main; main()"
     command = [sys.executable, "-c", limited, *map(str, arguments(pictures, out, "--resume"))]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert "Could not write checkpoint-6" in result.stderr and "the last checkpoint is" in result.stderr

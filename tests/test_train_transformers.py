@@ -24,10 +24,10 @@ from transformers import (
 )
 
 from sot.bench.timing import thread_count
-from sot.build import build_model, data_config
 from sot.core.head import HeadConfig
-from sot.engine import SoTTrainer
-from sot.recipe import Recipe, load_recipe
+from sot.training.engine import SoTTrainer
+from sot.training.image_model import build_model, data_config
+from sot.training.recipe import Recipe, load_recipe
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "hidden_size": 32}
 QUICK = [*("--set", "epochs=1"), *("--set", "train_samples=64"), *("--set", "batch_size=32")]

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from test_cli import sot
 
 import sot as package
-from sot.cli_explain import _file_names
-from sot.export import export_model
-from sot.models.convert import read_weights
-from sot.predict import predict_texts
-from sot.recipe import Recipe
-from sot.run import open_run
+from sot.cli.explain import _file_names
+from sot.evaluation.export import export_model
+from sot.evaluation.predict import predict_texts
+from sot.paper.convert import read_weights
+from sot.training.recipe import Recipe
+from sot.training.run import open_run
 
 
 def picture_model(folder, labels):
@@ -87,7 +87,7 @@ def test_a_run_killed_while_it_was_started_or_replaced_can_be_started(tmp_path, 
     for name in ("a", "model.safetensors", "z"):
         (tmp_path / "run" / name).write_text("")
     with monkeypatch.context() as killed:
-        killed.setattr("sot.run.write_atomically", lambda *_: pytest.fail("killed"))
+        killed.setattr("sot.training.run.write_atomically", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             start(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]

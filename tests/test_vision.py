@@ -11,9 +11,10 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.models.complexity import PAPER_FIGURES, count_parameters, find_models, measure, measure_training
-from sot.models.embedding import EMBEDDINGS, choose_reduction
+from sot.models.complexity import count_parameters, measure, measure_training
+from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
 from sot.models.vision import sinusoid_positions
+from sot.paper.figures import PAPER_FIGURES, find_models
 
 CLASS = HeadConfig(fusion="class")
 # (name, arguments, params in M, MACs in G as the paper counts): measured with the authors' code, None where not known

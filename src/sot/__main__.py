@@ -1,5 +1,5 @@
 """`python -m sot` is `sot`."""
 
-from sot.cli import main
+from sot.cli.main import main
 
 main()

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from sot.bench.cases import Case
-from sot.bench.model import forward_alone
+from sot.bench.model_cost import forward_alone
 from sot.models.inference import optimize_for_inference
-from sot.train import can_compile
+from sot.training.train_images import can_compile
 
 Runtime = Callable[[nn.Module, Tensor], Callable[[], Any]]
 BATCHES = (1, 16)  # latency, throughput

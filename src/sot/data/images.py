@@ -26,7 +26,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from sot.data.hub import hub_images, hub_streams
 from sot.data.shards import shard_images
 from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
-from sot.recipe import Recipe
+from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 MAX_BAD_SHARE = 0.01

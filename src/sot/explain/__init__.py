@@ -6,11 +6,11 @@ from sot.explain.evidence import Evidence, pair_evidence
 from sot.explain.explanation import IMAGE_METHODS, explain, explain_image, explain_text
 from sot.explain.faithfulness import delete_patches, delete_words
 from sot.explain.figure import columns_figure
-from sot.explain.pictures import MAX_PIXELS, open_picture
 from sot.explain.reading import Reading, explaining, read_image, read_text
 from sot.explain.relevance import relevance_maps, token_relevance
 from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
 from sot.explain.spectrum import Spectrum, singular_spectrum
+from sot.explain.uploads import MAX_PIXELS, open_picture
 from sot.explain.words import TEXT_METHODS, Words, split_words, token_influence, word_influence
 
 __all__ = [

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sot.evaluation.predict import check_unicode, probabilities
 from sot.explain.branches import BOTH, CLASS, WORDS, branch_contributions, name_of, split_logits
 from sot.explain.cam import METHODS, activation_maps
 from sot.explain.evidence import Evidence, pair_evidence
@@ -19,7 +20,6 @@ from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
 from sot.models.from_transformers import check_pairs
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
-from sot.predict import check_unicode, probabilities
 
 if TYPE_CHECKING:
     from PIL import Image

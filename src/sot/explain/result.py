@@ -114,6 +114,6 @@ class TextExplanation(Explanation):
 
     def html(self, picture: bytes | None = None) -> str:
         """A page without a link to anywhere: the words coloured by influence, and the figure, drawn if not given."""
-        from sot.explain.page import text_page
+        from sot.explain.report_page import text_page
 
         return text_page(self, self.png() if picture is None else picture)

@@ -1,25 +1,14 @@
-"""Parameters and multiply-adds of a model, and the figures the paper prints for it."""
+"""Parameters and multiply-adds of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import timm
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sot.models.comparison import load_comparisons
-
-# Params in M and FLOPs in G as printed in tables 2 and 5; the paper's FLOPs are multiply-adds.
-PAPER_FIGURES = {"sot_7": (5.44, 1.06)} | {
-    row.model: (row.params, row.macs)
-    for row in sorted(
-        (row for table in load_comparisons().values() for row in table.rows if row.side is None),
-        key=lambda row: not row.is_ours,
-    )
-}
 IMAGENET_PICTURES = 1_281_167  # to train on
 WEIGHTED_LAYERS = ("aten.convolution", "aten.mm", "aten.addmm")  # convolutions and linear layers
 
@@ -108,14 +97,3 @@ def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> Trai
     saved = saved_bytes(lambda: run(2)) - saved_bytes(lambda: run(1))
     state = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return TrainingCost(counter.get_total_flops() // 2, saved, 5 * state)
-
-
-def find_models(pattern: str | None) -> list[str]:
-    """The models of the paper that can be built here, or all of timm that match a wildcard pattern."""
-    if pattern is None:
-        return [name for name in PAPER_FIGURES if timm.is_model(name)]
-    names = [name for name in PAPER_FIGURES if name in timm.list_models(pattern)]
-    names += [name for name in timm.list_models(pattern) if name not in names]
-    if not names:
-        raise ValueError(f"no model matches {pattern!r}; try 'sot_*', 'deit*' or '*' for all of timm")
-    return names

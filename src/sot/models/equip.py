@@ -23,7 +23,7 @@ from sot.core.checks import is_number
 from sot.core.head import HeadConfig
 from sot.files import weights_of
 from sot.models.configuration import SoTConfig
-from sot.models.embedding import TokenEmbed
+from sot.models.embedding.token_embed import TokenEmbed
 from sot.models.from_timm import (
     check_twin,
     folder_config,

@@ -16,7 +16,7 @@ from transformers import BitImageProcessor
 
 from sot.files import read_object
 from sot.models.configuration import check_depth
-from sot.models.embedding import replace_embedding
+from sot.models.embedding.token_embed import replace_embedding
 from sot.models.tokens import Layout, as_branches, find_layout, timm_features
 
 

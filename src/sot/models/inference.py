@@ -12,7 +12,7 @@ from timm.layers import BatchNormAct2d, Conv2dSame, is_notrace_module
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from sot.models.dense import DenseBlock, DenseLayer, Transition
+from sot.models.embedding.dense import DenseBlock, DenseLayer, Transition
 
 Model = TypeVar("Model", bound=nn.Module)
 FOLDABLE = (nn.Conv2d, Conv2dSame)  # not their subclasses, which may compute another weight from the one they hold

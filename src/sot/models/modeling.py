@@ -21,7 +21,7 @@ from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassif
 from sot.core.head import HeadConfig, SecondOrderHead, init_linear
 from sot.models.branched import build_head, heads_of
 from sot.models.configuration import SoTConfig, is_encoder_decoder
-from sot.models.embedding import replace_embedding
+from sot.models.embedding.token_embed import replace_embedding
 from sot.models.tokens import FETCH, Layout, Tokens, remove_unused, split_branches, timm_features
 
 

@@ -14,8 +14,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
-from sot.models.embedding import TokenEmbed, choose_reduction
-from sot.models.progressive_sampling import share_layers
+from sot.models.embedding.progressive_sampling import share_layers
+from sot.models.embedding.token_embed import TokenEmbed, choose_reduction
 from sot.models.variants import build_variant, image_cfg
 
 __all__ = ["SecondOrderTransformer", "sinusoid_positions"]

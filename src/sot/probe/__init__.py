@@ -16,15 +16,15 @@ from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.files import write_atomically
 from sot.models.equip import Equipped
-from sot.probe.backbone import Backbone, Data, read_images, read_texts
 from sot.probe.cache import Progress, cache_features, silent
-from sot.probe.compare import Contest
+from sot.probe.contest import Contest
 from sot.probe.features import Features
+from sot.probe.fitting import Budget, split_rows
+from sot.probe.frozen import Backbone, Data, read_images, read_texts
 from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
-from sot.probe.report import Comparison, as_table, check_output, write_report
-from sot.probe.train import Budget, split_rows
-from sot.run import RUN_FILE
+from sot.probe.outcome import Comparison, as_table, check_output, write_report
+from sot.training.run import RUN_FILE
 
 __all__ = [
     "HEADS",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sot.files import write_atomically
-from sot.probe.train import Choice
+from sot.probe.fitting import Choice
 
 logger = logging.getLogger("sot")
 CHOSEN = {field.name for field in fields(Choice)}

@@ -17,12 +17,12 @@ from transformers import DataCollatorWithPadding
 
 from sot.data.images import EvaluationSet, check_processor, processor_transform, stack
 from sot.data.sources import Stream, file_name
-from sot.data.text import TextSplit
-from sot.finetune import TextSet
+from sot.data.texts import TextSplit
 from sot.models.equip import Equipped
 from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.models.tokens import Tokens
+from sot.training.train_texts import TextSet
 
 PICTURES_TO_COMPARE = 64  # of a set that is not made of files
 

@@ -15,8 +15,8 @@ from PIL import Image
 import sot
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
-from sot.evaluate import class_names, is_text_model, load_model
-from sot.recipe import Recipe, load_recipe
+from sot.evaluation.evaluate import class_names, is_text_model, load_model
+from sot.training.recipe import Recipe, load_recipe
 
 SENTENCES = ("The cat sleeps on the mat.", "The cats sleeps on the mat.", "A film that is not half as bad as it looks.")
 DIGITS = [str(number) for number in range(10)]
@@ -74,7 +74,7 @@ def small_model(recipe: Recipe, say: Callable[[str], None]) -> Path:
     mark = hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:8]
     folder = cache_folder() / f"digits-{sot.__version__}-{mark}"
     if not (folder / "model.safetensors").is_file():
-        from sot.train import train_images
+        from sot.training.train_images import train_images
 
         say("Training a small model on scikit-learn's digits, once: a minute or so.")
         unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")

@@ -18,7 +18,7 @@ from PIL import Image
 from sot.data.pictures import FORMATS
 from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
-from sot.explain.page import coloured
+from sot.explain.report_page import coloured
 from sot.files import as_png
 from sot.ui.models import Shown
 

@@ -1,0 +1,50 @@
+"""`sot ui`: the page in a browser."""
+
+from __future__ import annotations
+
+import threading
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sot.cli.runs import console, errors, progress
+
+
+def ui(
+    folders: Annotated[list[Path] | None, typer.Argument(help="Trained models; a small one is made if none.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The first free one from 7860 on by default.", min=1, max=65535)
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback let strangers in.")
+    ] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+) -> None:
+    """Open a page on this machine: drop a picture or type a sentence, see what each branch looks at, compare models."""
+    from sot.extras import need
+    from sot.ui.models import check_folders, open_models, small_model, small_recipe
+    from sot.ui.serve import LOOPBACK, check_address, serve
+
+    def say(text: str) -> None:
+        errors.print(text, highlight=False, soft_wrap=True, markup=False)
+
+    check_folders(folders or [])
+    need("gradio", "the page", "ui")
+    check_address(host, port)
+    if host not in LOOPBACK:
+        say(f"Anybody who reaches {host} can use this page.")
+    models = open_models(folders or [small_model(small_recipe(), say)], progress)
+
+    def ready(address: str) -> None:
+        console.print(f"{address}  (Ctrl+C ends it)", highlight=False, soft_wrap=True, markup=False)
+        if browser:
+            webbrowser.open(address)
+
+    serve(models, host, port, ready, threading.Event().wait)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command()(ui)

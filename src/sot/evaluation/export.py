@@ -1,0 +1,229 @@
+"""Export a trained model to ONNX or to a torch program, check it at other sizes, and run what was exported."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sot.core.exportable import ROOTS
+from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
+from sot.data.images import check_processor
+from sot.evaluation.evaluate import load_config, load_model, load_processor
+from sot.models.branched import heads_of
+from sot.training.run import check_folder
+
+FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
+SIZES = ((1, 5), (2, 17), (5, 48))  # samples, and tokens of a text, at which an export is checked
+TOLERANCE = 1e-3  # of the largest logit
+RUNS_CODE = ("custom_obj", "opaque_obj")  # what a torch program may hold that is unpickled
+
+
+@dataclass(frozen=True)
+class Export:
+    """Where a model was written, and how far its logits are from the original's at each number of samples."""
+
+    file: Path
+    differences: dict[int, float]
+
+
+def export_model(folder: Path, to: str, out: Path | None = None) -> Export:
+    """Write the model of `folder` for onnxruntime (`onnx`) or torch (`torch`), with what prediction needs beside it."""
+    if to not in FORMATS:
+        raise ValueError(f"unknown format {to!r}; accepted: {', '.join(FORMATS)}")
+    file = folder / f"model{FORMATS[to]}" if out is None else out
+    if file.suffix != FORMATS[to]:
+        raise ValueError(f"the file must end in {FORMATS[to]} for {to}, got {file}")
+    check_folder(file.parent, "--out must be in a folder")
+    if file.is_dir():
+        raise ValueError(f"--out must be a file, and {file} is a folder")
+    model, processor = load_model(folder)
+    write = _write_onnx if to == "onnx" else _write_torch
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _beside(file) as unfinished:
+        model.config.save_pretrained(unfinished)
+        processor.save_pretrained(unfinished)
+        apart = file.parent.resolve() != folder.resolve()  # beside the model its own configuration stays
+        if apart:
+            _check_neighbours(unfinished, file)
+        with _quiet():
+            write(model, sample_inputs(model, processor, 3, 9), unfinished / file.name)
+        differences = _check(model, processor, unfinished / file.name)
+        for part in unfinished.iterdir():
+            if apart or part.name.startswith(file.name):
+                os.replace(part, file.parent / part.name)
+    return Export(file, differences)
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[Path]:
+    """A folder for what becomes of `file`, always of the same name: what a killed export left of it is removed."""
+    folder = file.parent / f".export-{file.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_neighbours(unfinished: Path, file: Path) -> None:
+    """Raise ValueError if another model needs the configuration or processor that would be replaced."""
+    there = {part: file.parent / part.name for part in unfinished.iterdir()}
+    changed = [old.name for part, old in there.items() if old.exists() and old.read_bytes() != part.read_bytes()]
+    endings = (*FORMATS.values(), ".safetensors", ".bin")
+    others = [path for path in file.parent.glob("[!.]*") if path.suffix in endings and path != file]
+    if changed and (others or not file.exists()):
+        raise ValueError(f"{file.parent} holds the {changed[0]} of another model: export to a folder of its own")
+
+
+def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[str, Tensor]:
+    """Random pictures, or random texts of `length` tokens of which the last is shorter."""
+    generator = torch.Generator().manual_seed(batch)
+    if model.config.layout is not None:
+        shape = check_processor(processor, "the model")
+        return {"pixel_values": torch.randn(batch, *shape, generator=generator)}
+    tokens = torch.randint(0, len(processor), (batch, length), generator=generator)
+    mask = torch.ones_like(tokens)
+    mask[-1, -2:] = 0
+    inputs = {"input_ids": tokens, "attention_mask": mask, "token_type_ids": torch.zeros_like(tokens)}
+    return {name: value for name, value in inputs.items() if name in processor.model_input_names}
+
+
+def _axes(inputs: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
+    """Any number of samples, and of tokens."""
+    free = torch.export.Dim.DYNAMIC
+    return {name: {0: free} if name == "pixel_values" else {0: free, 1: free} for name in inputs}
+
+
+def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
+    try:
+        import onnxscript  # noqa: F401
+        from transformers.exporters import OnnxConfig, OnnxExporter
+    except ImportError as error:
+        raise ValueError("ONNX needs more: pip install 'second-order-transformer[export]'") from error
+    check_onnx(model)
+    large = sum(parameter.nbytes for parameter in model.parameters()) > 1.5e9  # one file holds at most 2 GB
+    config = OnnxConfig(dynamic=True, dynamic_shapes=_axes(inputs), output_path=str(file), external_data=large)
+    OnnxExporter().export(model, inputs, config)
+
+
+def check_onnx(model: Any) -> None:
+    """Raise ValueError for a normalisation that only a decomposition gives, which ONNX has none of."""
+    for head in heads_of(model.classifier):
+        norm = getattr(head.pool, "norm", None)
+        if isinstance(norm, MatrixPowerNorm):
+            raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
+        if isinstance(norm, SingularValuePowerNorm) and norm.exponent not in ROOTS:
+            accepted = " and ".join(map(str, ROOTS))
+            raise ValueError(f"svpn has a form in ONNX for exponents {accepted}, got {norm.exponent}: take --to torch")
+
+
+def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
+    program = torch.export.export(model, (), inputs, dynamic_shapes=_axes(inputs))
+    torch.export.save(program, file)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the chatter of exporters, which goes to standard output and to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@torch.inference_mode()
+def _check(model: Any, processor: Any, file: Path) -> dict[int, float]:
+    exported, _ = load_exported(file)
+    differences = {}
+    for batch, length in SIZES:
+        inputs = sample_inputs(model, processor, batch, length)
+        expected = model(**inputs).logits
+        difference = (exported(**inputs).logits - expected).abs().max().item()
+        if not difference <= TOLERANCE * expected.abs().max().item():
+            raise ValueError(f"the exported model differs by {difference:.2g} on {batch} samples: nothing was written")
+        differences[batch] = difference
+    return differences
+
+
+class ExportedModel:
+    """Runs an exported file as the model it was: keyword tensors in, `.logits` out."""
+
+    def __init__(self, file: Path, config: Any) -> None:
+        self.config, self.device = config, torch.device("cpu")
+        self.run = _open_onnx(file) if file.suffix == FORMATS["onnx"] else _open_torch(file)
+
+    def __call__(self, **inputs: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.run(inputs))
+
+
+def _open_onnx(file: Path) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(f"{file} needs onnxruntime: pip install 'second-order-transformer[export]'") from error
+    with _blaming(file):
+        session = onnxruntime.InferenceSession(file, providers=onnxruntime.get_available_providers())
+
+    def run(inputs: dict[str, Tensor]) -> Tensor:
+        logits = session.run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0]
+        return torch.as_tensor(logits)
+
+    return run
+
+
+def _open_torch(file: Path) -> Any:
+    with _blaming(file), zipfile.ZipFile(file) as archive:
+        if any(part in name for name in archive.namelist() for part in RUNS_CODE):
+            raise ValueError("it holds objects that run code when they are read")
+    with _blaming(file), _weights_only():
+        program = torch.export.load(file).module()
+    return lambda inputs: program(**inputs).logits
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """Keep torch.export.load from falling back to pickle."""
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextmanager
+def _blaming(file: Path) -> Iterator[None]:
+    """One sentence for whatever the libraries raise on a file that is none of theirs."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ValueError(f"{file} is damaged or was not made by sot export: {reason}") from error
+
+
+def load_exported(file: Path) -> tuple[ExportedModel, Any]:
+    """An exported model and its image processor or tokenizer, which lie beside it."""
+    if not file.is_file():
+        raise FileNotFoundError(f"no such file: {file}")
+    if not (file.parent / "config.json").is_file():
+        raise ValueError(f"{file} needs the config.json and processor that sot export wrote beside it")
+    config = load_config(file.parent)
+    return ExportedModel(file, config), load_processor(file.parent, config)

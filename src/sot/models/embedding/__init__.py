@@ -1,0 +1,1 @@
+"""Token embeddings: from an image to word tokens."""

@@ -1,0 +1,94 @@
+"""Dense blocks and the transitions between them: the stages of the paper's DenseNet-like token embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sot.models.embedding.by_hand import can_train_by_hand, is_watched
+from sot.models.embedding.dense_training import DenseBlockFunction, PooledNormFunction
+
+
+class DenseLayer(nn.Module):
+    """BN-ReLU-1×1, BN-ReLU-3×3: `growth` new channels from all channels so far."""
+
+    def __init__(self, channels: int, growth: int, bottleneck: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv1 = nn.Conv2d(channels, bottleneck, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(bottleneck)
+        self.conv2 = nn.Conv2d(bottleneck, growth, 3, padding=1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        new = self.conv2(self.relu(self.norm2(self.conv1(self.relu(self.norm1(x))))))
+        return torch.cat([x, new], dim=1)
+
+
+class DenseBlock(nn.Sequential):
+    """Six dense layers: channels grow by 16 each."""
+
+    def __init__(self, channels: int, num_layers: int = 6, growth: int = 16) -> None:
+        super().__init__()
+        for index in range(num_layers):
+            self.add_module(f"denselayer{index + 1}", DenseLayer(channels + index * growth, growth, 2 * growth))
+        self.out_channels = channels + num_layers * growth
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.jit.is_scripting():  # noqa: SIM102 TorchScript would compile what follows an `and`
+            if self._can_train_by_hand(x):
+                return self._train_by_hand(x)
+        for layer in self:
+            x = layer(x)
+        return x
+
+    def _can_train_by_hand(self, x: Tensor) -> bool:
+        return not is_watched(self) and can_train_by_hand(x, [part for layer in self for part in layer.children()])
+
+    def _train_by_hand(self, x: Tensor) -> Tensor:
+        norms: list[nn.BatchNorm2d] = []
+        parameters: list[Tensor | None] = []
+        for layer in self:
+            assert isinstance(layer, DenseLayer)
+            for norm, conv in ((layer.norm1, layer.conv1), (layer.norm2, layer.conv2)):
+                norms.append(norm)
+                parameters += [norm.weight, norm.bias, conv.weight]
+        return DenseBlockFunction.apply(x, norms, *parameters)
+
+
+class Transition(nn.Sequential):
+    """BN, 1×1 convolution, and 2×2 average pooling where the stage halves its input."""
+
+    def __init__(self, channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(channels)
+        self.conv = nn.Conv2d(channels, out_channels, 1, bias=False)
+        self.pool = nn.AvgPool2d(stride) if stride > 1 else nn.Identity()
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        # Pooling is linear: before the convolution it leaves a quarter of the work.
+        if self.norm.training:
+            if torch.jit.is_scripting():
+                return self.conv(self.pool(self.norm(x)))
+            else:
+                return self.conv(self._pooled_norm(x))
+        if x.is_meta:  # nothing is computed, only counted: multiply-adds as published
+            return self.pool(self.conv(self.norm(x)))
+        return self.conv(self.norm(self.pool(x)))  # without batch statistics the norm may wait, too
+
+    def _pooled_norm(self, x: Tensor) -> Tensor:
+        even = self.stride > 1 and x.shape[2] % self.stride == 0 and x.shape[3] % self.stride == 0
+        if even and can_train_by_hand(x, (self.norm, self.pool)):
+            return PooledNormFunction.apply(x, self.norm, self.stride, self.norm.weight, self.norm.bias)
+        return self.pool(self.norm(x))
+
+
+def dense_stages(channels: int, strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
+    """Three dense blocks, each with its transition to 128 channels."""
+    layers: list[nn.Module] = []
+    for stride in strides:
+        block = DenseBlock(channels)
+        layers += [block, Transition(block.out_channels, 128, stride)]
+        channels = 128
+    return nn.Sequential(*layers), channels

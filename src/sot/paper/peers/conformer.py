@@ -1,0 +1,206 @@
+"""Conformer: a ResNet and a transformer side by side, coupled in every layer (Peng et al., ICCV 2021).
+
+Both branches classify: their logits are added. Parameter names and shapes are those of the authors' checkpoints.
+"""
+
+# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.layers import LayerNorm, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from sot.models.embedding.token_embed import TokenEmbed
+from sot.models.variants import image_cfg
+from sot.paper.peers.coupling import Bottleneck, CoupledBlock
+
+__all__ = ["Conformer"]
+
+DEPTH = 12
+STEM_WIDTH = 64
+
+
+class Conformer(nn.Module):
+    """Conformer: twelve layers of two branches, for images whose sides are multiples of 16.
+
+    `forward_features` returns the tokens of the transformer, class token first, and the map of the convolutions;
+    `forward` the sum of both branches' logits; `forward_branches` both, so that each can be trained by a loss of its
+    own, as the authors do (they take the mean of two cross-entropies).
+
+    Args:
+        channel_ratio: How wide the convolution branch is: 64, 128 and 256 times this.
+        global_pool: Of the tokens: 'token' (the class token), 'avg' and timm's other poolings of the words.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # layers are attributes made by number
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        channel_ratio: float = 1,
+        embed_dim: int = 384,
+        num_heads: int = 6,
+        mlp_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        widths = [int(channel_ratio * width) for width in (64, 128, 256)]
+        self.num_classes = num_classes
+        self.global_pool = global_pool
+        self.embed_dim = embed_dim
+        self.map_dim = widths[-1]
+        self.num_features = self.head_hidden_size = embed_dim + self.map_dim
+        self.num_prefix_tokens = 1
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
+        self.trans_norm = LayerNorm(embed_dim, eps=1e-5)
+        self.trans_cls_head: nn.Module = nn.Identity()
+        self.conv_cls_head: nn.Module = nn.Identity()
+
+        self.conv1: Any = nn.Conv2d(in_chans, STEM_WIDTH, 7, 2, 3, bias=False)
+        self.bn1: nn.Module = nn.BatchNorm2d(STEM_WIDTH)
+        self.act1: nn.Module = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
+
+        transformer = partial(
+            Block,
+            embed_dim,
+            num_heads,
+            mlp_ratio,
+            qkv_bias=True,
+            proj_drop=proj_drop_rate,
+            attn_drop=attn_drop_rate,
+            norm_layer=LayerNorm,
+        )
+        drop_paths = calculate_drop_path_rates(drop_path_rate, DEPTH)
+        self.conv_1 = Bottleneck(STEM_WIDTH, widths[0], project=True)
+        self.trans_patch_conv = nn.Conv2d(STEM_WIDTH, embed_dim, 4, 4)
+        self.trans_1 = transformer(drop_path=drop_paths[0])
+        channels = widths[0]
+        for layer in range(2, DEPTH + 1):
+            stage = (layer - 1) // 4  # four layers each at strides 4, 8 and 16
+            stride = 2 if stage > 0 and layer % 4 == 1 else 1
+            block = CoupledBlock(
+                channels,
+                widths[stage],
+                token_stride=4 >> stage,
+                stride=stride,
+                is_last=layer == DEPTH,
+                transformer=transformer(drop_path=drop_paths[layer - 1]),
+                dim=embed_dim,
+            )
+            setattr(self, f"conv_trans_{layer}", block)
+            channels = widths[stage]
+        self.head_drop = nn.Dropout(drop_rate)
+        self.reset_classifier(num_classes)
+        self.init_weights()
+
+    @torch.jit.ignore
+    def init_weights(self) -> None:
+        """Truncated normal of std 0.02 for linear layers and class token, He's for convolutions."""
+        trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """As the authors."""
+        return {"cls_token"}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers for layer-wise rates."""
+        first = r"^conv1|^bn1|^conv_1|^trans_1|^trans_patch_conv|^cls_token"
+        return {"stem": first, "blocks": [(r"^conv_trans_(\d+)", None), (r"^trans_norm", (99999,))]}
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute layers again in the backward pass instead of keeping what they computed."""
+        for module in self.modules():
+            if isinstance(module, CoupledBlock):
+                module.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> tuple[nn.Module, nn.Module]:
+        """The linear layers of the tokens and of the map."""
+        return self.trans_cls_head, self.conv_cls_head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """New linear layers, and another pooling of the tokens if one is named."""
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        for name, width in (("trans_cls_head", self.embed_dim), ("conv_cls_head", self.map_dim)):
+            head = nn.Linear(width, num_classes) if num_classes > 0 else nn.Identity()
+            setattr(self, name, head.to(self.cls_token).train(self.training))
+
+    @torch.jit.ignore
+    def replace_embedding(self, kind: str) -> None:
+        """Another network from the image to the map of both branches at stride 4: the paper's "+ours"."""
+        channels, place = self.conv1.in_channels, self.conv1.weight
+        embedding = TokenEmbed(kind, None, 4, channels, STEM_WIDTH, output_fmt="NCHW")
+        self.conv1 = embedding.to(place)
+        self.bn1, self.act1, self.maxpool = nn.Identity(), nn.Identity(), nn.Identity()
+
+    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Images to tokens `(batch, 1 + words, embed_dim)`, normalised, and a map `(batch, map_dim, H/32, W/32)`."""
+        base = self.maxpool(self.act1(self.bn1(self.conv1(x))))  # (batch, 64, H/4, W/4)
+        x, _ = self.conv_1(base)
+        words = self.trans_patch_conv(base).flatten(2).transpose(1, 2)
+        tokens = self.trans_1(torch.cat([self.cls_token.expand(words.shape[0], -1, -1), words], dim=1))
+        x, tokens = self.conv_trans_2(x, tokens)  # written out for TorchScript
+        x, tokens = self.conv_trans_3(x, tokens)
+        x, tokens = self.conv_trans_4(x, tokens)
+        x, tokens = self.conv_trans_5(x, tokens)
+        x, tokens = self.conv_trans_6(x, tokens)
+        x, tokens = self.conv_trans_7(x, tokens)
+        x, tokens = self.conv_trans_8(x, tokens)
+        x, tokens = self.conv_trans_9(x, tokens)
+        x, tokens = self.conv_trans_10(x, tokens)
+        x, tokens = self.conv_trans_11(x, tokens)
+        x, tokens = self.conv_trans_12(x, tokens)
+        return self.trans_norm(tokens), x
+
+    def pool(self, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """What the two linear layers read."""
+        tokens = global_pool_nlc(features[0], self.global_pool, self.num_prefix_tokens)
+        return self.head_drop(tokens), self.head_drop(features[1].mean((2, 3)))
+
+    def forward_head(self, features: tuple[Tensor, Tensor], pre_logits: bool = False) -> Tensor:
+        """Sum of both branches' logits, or what their linear layers read, side by side."""
+        tokens, x = self.pool(features)
+        if pre_logits or self.num_classes == 0:
+            return torch.cat([tokens, x], dim=1)
+        return self.trans_cls_head(tokens) + self.conv_cls_head(x)
+
+    @torch.jit.ignore
+    def forward_branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of the transformer and of the convolutions."""
+        tokens, pooled = self.pool(self.forward_features(x))
+        return self.trans_cls_head(tokens), self.conv_cls_head(pooled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+default_cfgs = generate_default_cfgs(
+    {"conformer_ti": image_cfg("conv1", fixed_input_size=False, classifier=("trans_cls_head", "conv_cls_head"))}
+)
+
+
+@register_model
+def conformer_ti(pretrained: bool = False, **kwargs: Any) -> Conformer:
+    """Conformer-Ti: 23.5 M parameters, 5.2 G multiply-adds."""
+    return build_model_with_cfg(Conformer, "conformer_ti", pretrained, **kwargs)

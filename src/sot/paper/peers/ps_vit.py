@@ -1,0 +1,91 @@
+"""PS-ViT: a transformer whose first layers sample its tokens (Yue et al., ICCV 2021, arXiv:2108.01684).
+
+Weights of github.com/yuexy/PS-ViT load as they are. What is dropped of them is not lost: points are computed from the
+grid, and the position layer, which all layers share, is stored once.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from timm.models import generate_default_cfgs, register_model
+
+from sot.models.embedding.progressive_sampling import share_layers
+from sot.models.embedding.token_embed import TokenEmbed
+from sot.models.variants import build_variant, image_cfg
+from sot.paper.peers.published import PublishedTransformer
+
+
+class ProgressiveSamplingTransformer(PublishedTransformer):
+    """PS-ViT.
+
+    Args:
+        patch_size: Of the regular grid that the points start from; it need not divide the image.
+        depth: All layers, those that sample among them.
+        iterations: How many sample.
+        stem_width: Channels between the two bottlenecks of the stem.
+        **kwargs: As timm's VisionTransformer.
+    """
+
+    RENAMED: ClassVar[dict[str, str | None]] = {
+        r"point_coord$": None,
+        r"ps_layers\.\d+\.position_layer\.": None,
+        r"trans_layers\.": "blocks.",
+        r"(?=(stem|pos_layer|ps_layers)\.)": "patch_embed.proj.",
+    }
+
+    def __init__(self, iterations: int = 4, stem_width: int = 256, **kwargs: Any) -> None:
+        embed = partial(TokenEmbed, "ps", network={"stem_width": stem_width})
+        super().__init__(pos_embed="none", embed_layer=embed, **kwargs)
+        share_layers(self, iterations)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Groups for layer decay: the layers that sample come before the others."""
+        return {
+            "stem": r"^cls_token|reg_token|patch_embed\.proj\.(?:stem|pos_layer)",
+            "sampling": r"^patch_embed\.proj\.ps_layers\.(\d+)",
+            "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))],
+        }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    "ti_14": {"patch_size": 16, "stem_width": 192, "embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_ratio": 3.0},
+    "b_14": {"patch_size": 16, "stem_width": 256, "embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0},
+}
+SIZES["b_10"] = {**SIZES["b_14"], "patch_size": 22}  # 10×10 points at 224 px
+SIZES["b_18"] = {**SIZES["b_14"], "patch_size": 12}  # 18×18
+
+default_cfgs = generate_default_cfgs(
+    {f"ps_vit_{size}": image_cfg("patch_embed.proj.stem.0", crop_pct=0.9) for size in SIZES}
+)
+
+
+def _create(size: str, pretrained: bool, kwargs: dict[str, Any]) -> ProgressiveSamplingTransformer:
+    return build_variant(ProgressiveSamplingTransformer, f"ps_vit_{size}", pretrained, SIZES[size], kwargs)
+
+
+@register_model
+def ps_vit_ti_14(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
+    """PS-ViT-Ti/14: 4.8 M parameters, 14×14 tokens."""
+    return _create("ti_14", pretrained, kwargs)
+
+
+@register_model
+def ps_vit_b_10(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
+    """PS-ViT-B/10: 21.3 M parameters, 10×10 tokens."""
+    return _create("b_10", pretrained, kwargs)
+
+
+@register_model
+def ps_vit_b_14(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
+    """PS-ViT-B/14: 21.3 M parameters, 14×14 tokens."""
+    return _create("b_14", pretrained, kwargs)
+
+
+@register_model
+def ps_vit_b_18(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
+    """PS-ViT-B/18: 21.3 M parameters, 18×18 tokens."""
+    return _create("b_18", pretrained, kwargs)

@@ -1,0 +1,270 @@
+"""PVT: a pyramid of four transformer stages whose attention reduces keys and values in space (Wang et al., ICCV 2021).
+
+Parameter names and shapes are those of the authors' checkpoints.
+"""
+
+# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import (
+    LayerNorm,
+    PatchEmbed,
+    calculate_drop_path_rates,
+    global_pool_nlc,
+    register_notrace_function,
+    to_2tuple,
+)
+from timm.models import generate_default_cfgs, named_apply, register_model
+from timm.models._features import feature_take_indices
+from timm.models.vision_transformer import init_weights_vit_timm
+from torch import Tensor, nn
+
+from sot.models.embedding.token_embed import embedding_like
+from sot.models.variants import build_variant, image_cfg
+from sot.paper.peers.spatial_reduction import PyramidBlock, to_map
+
+__all__ = ["PyramidVisionTransformer"]
+
+STRIDES = (4, 8, 16, 32)
+
+
+class PyramidVisionTransformer(nn.Module):
+    """PVT: four stages at strides 4, 8, 16 and 32; a class token joins in the last.
+
+    The image may have another size than `img_size` if its sides are multiples of 32: positions are interpolated.
+
+    Args:
+        img_size: Size the position tables are made for.
+        embed_dims: Width of the tokens in each stage; `depths`, `num_heads`, `mlp_ratios`, `reductions` likewise.
+        global_pool: 'token' (the class token), 'avg' and timm's other poolings of the words, or '' for all tokens.
+    """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...  # stages are attributes made by number
+
+    def __init__(
+        self,
+        img_size: int | tuple[int, int] = 224,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "token",
+        embed_dims: tuple[int, ...] = (64, 128, 320, 512),
+        depths: tuple[int, ...] = (2, 2, 2, 2),
+        num_heads: tuple[int, ...] = (1, 2, 5, 8),
+        mlp_ratios: tuple[float, ...] = (8, 8, 4, 4),
+        reductions: tuple[int, ...] = (8, 4, 2, 1),
+        drop_rate: float = 0.0,
+        pos_drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+        self.global_pool = global_pool
+        self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
+        self.num_prefix_tokens = 1
+        self.feature_info: list[dict[str, Any]] = []
+        height, width = to_2tuple(img_size)
+        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        channels = in_chans
+        for i, dim in enumerate(embed_dims):
+            patch = 4 if i == 0 else 2
+            embed = PatchEmbed((height, width), patch, channels, dim, nn.LayerNorm, strict_img_size=False)
+            height, width, channels = height // patch, width // patch, dim
+            length = height * width + (self.num_prefix_tokens if i == 3 else 0)
+            blocks = [
+                PyramidBlock(
+                    dim, num_heads[i], reductions[i], mlp_ratios[i], proj_drop_rate, attn_drop_rate, drop_paths[i][j]
+                )
+                for j in range(depths[i])
+            ]
+            setattr(self, f"patch_embed{i + 1}", embed)
+            setattr(self, f"pos_embed{i + 1}", nn.Parameter(torch.zeros(1, length, dim)))
+            setattr(self, f"pos_drop{i + 1}", nn.Dropout(pos_drop_rate))
+            setattr(self, f"block{i + 1}", nn.ModuleList(blocks))
+            self.feature_info.append({"module": f"block{i + 1}", "num_chs": dim, "reduction": STRIDES[i]})
+        self.norm = LayerNorm(self.embed_dim, eps=1e-6)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.embed_dim))
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head: nn.Module = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Truncated normal of std 0.02 for linear layers, positions and class token."""
+        named_apply(init_weights_vit_timm, self)
+        for parameter in self.parameters(recurse=False):
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """As the authors: positions are decayed."""
+        return {"cls_token"}
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers for layer-wise rates: a stage each, or a block each."""
+        blocks = r"^block(\d+)" if coarse else r"^block(\d+)\.(\d+)"
+        return {
+            "stem": r"^patch_embed1|^pos_embed1",
+            "blocks": [(blocks, None), (r"^(?:patch_embed|pos_embed)(\d+)|^cls_token", (0,)), (r"^norm", (99999,))],
+        }
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Compute blocks again in the backward pass instead of keeping what they computed."""
+        for module in self.modules():
+            if isinstance(module, PyramidBlock):
+                module.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        """The linear layer."""
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new linear layer, and another pooling if one is named."""
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else global_pool
+        head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = head.to(self.cls_token).train(self.training)
+
+    @torch.jit.ignore
+    def replace_embedding(self, kind: str) -> None:
+        """Another embedding in the first stage: the paper's "+ours"."""
+        self.register_module("patch_embed1", embedding_like(self.patch_embed1, kind))
+
+    def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Tokens of the last stage, class token first, and the maps of the four; written out for TorchScript."""
+        height, width = x.shape[2], x.shape[3]
+        grid = [height // 4, width // 4]
+        x = self.pos_drop1(self.patch_embed1(x) + fit_positions(self.pos_embed1, self.patch_embed1.grid_size, grid))
+        for block in self.block1:
+            x = block(x, grid)
+        maps = [to_map(x, grid)]
+
+        grid = [height // 8, width // 8]
+        x = self.patch_embed2(maps[0])
+        x = self.pos_drop2(x + fit_positions(self.pos_embed2, self.patch_embed2.grid_size, grid))
+        for block in self.block2:
+            x = block(x, grid)
+        maps.append(to_map(x, grid))
+
+        grid = [height // 16, width // 16]
+        x = self.patch_embed3(maps[1])
+        x = self.pos_drop3(x + fit_positions(self.pos_embed3, self.patch_embed3.grid_size, grid))
+        for block in self.block3:
+            x = block(x, grid)
+        maps.append(to_map(x, grid))
+
+        grid = [height // 32, width // 32]
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed4(maps[2])], dim=1)
+        words = fit_positions(self.pos_embed4[:, 1:], self.patch_embed4.grid_size, grid)
+        x = self.pos_drop4(x + torch.cat([self.pos_embed4[:, :1], words], dim=1))
+        for block in self.block4:
+            x = block(x, grid)
+        maps.append(to_map(x[:, 1:], grid))
+        return x, maps
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images to tokens `(batch, 1 + words, dim)`, class token first, normalised."""
+        return self.norm(self._stages(x)[0])
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """Tokens, and the maps of the stages chosen by `indices`; `norm` is that of the last stage alone."""
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt must be NCHW, got {output_fmt}")
+        chosen, _ = feature_take_indices(len(STRIDES), indices)
+        tokens, maps = self._stages(x)
+        tokens = self.norm(tokens)
+        if norm:
+            maps[3] = to_map(tokens[:, 1:], list(maps[3].shape[2:]))
+        intermediates = [maps[i] for i in chosen]
+        return intermediates if intermediates_only else (tokens, intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the norm or head where features alone are wanted; all stages stay."""
+        chosen, _ = feature_take_indices(len(STRIDES), indices)
+        if prune_norm:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return chosen
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Tokens to logits, or to what the linear layer reads."""
+        x = self.head_drop(global_pool_nlc(x, self.global_pool, self.num_prefix_tokens))
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+@register_notrace_function
+def fit_positions(positions: Tensor, made_for: tuple[int, int], grid: list[int]) -> Tensor:
+    """Positions `(1, rows · columns, dim)` interpolated to another grid, bilinearly as the authors do."""
+    if made_for[0] == grid[0] and made_for[1] == grid[1]:
+        return positions
+    table = to_map(positions, [made_for[0], made_for[1]])
+    return F.interpolate(table, size=(grid[0], grid[1]), mode="bilinear").flatten(2).transpose(1, 2)
+
+
+def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> dict[str, Any]:
+    """A checkpoint for another image size: its position tables interpolated to this model's."""
+    state = dict(state.get("model", state))
+    for i in range(1, 5):
+        name = f"pos_embed{i}"
+        prefix = int(i == 4)
+        side = int((state[name].shape[1] - prefix) ** 0.5)
+        grid = list(getattr(model, f"patch_embed{i}").grid_size)
+        words = fit_positions(state[name][:, prefix:], (side, side), grid)
+        state[name] = torch.cat([state[name][:, :prefix], words], dim=1)
+    return state
+
+
+VARIANTS = {"pvt_tiny": (2, 2, 2, 2), "pvt_small": (3, 4, 6, 3), "pvt_large": (3, 8, 27, 3)}
+CFG = image_cfg("patch_embed1.proj", fixed_input_size=False)
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, CFG))
+
+
+def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
+    return build_variant(
+        PyramidVisionTransformer,
+        variant,
+        pretrained,
+        {"depths": VARIANTS[variant]},
+        kwargs,
+        filter_fn=resize_positions,
+        out_indices=(0, 1, 2, 3),
+    )
+
+
+@register_model
+def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Tiny: 13.2 M parameters, 1.9 G multiply-adds."""
+    return _create("pvt_tiny", pretrained, kwargs)
+
+
+@register_model
+def pvt_small(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Small: 24.5 M parameters, 3.8 G multiply-adds."""
+    return _create("pvt_small", pretrained, kwargs)
+
+
+@register_model
+def pvt_large(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
+    """PVT-Large: 61.4 M parameters, 9.8 G multiply-adds."""
+    return _create("pvt_large", pretrained, kwargs)

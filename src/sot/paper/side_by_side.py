@@ -1,0 +1,207 @@
+"""Ours beside the paper's: as a table for a terminal, Markdown, CSV and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from sot.evaluation.metrics import interval
+from sot.files import as_csv, as_png, write_atomically
+from sot.paper.table import Row, TableOfPaper
+from sot.paper.work import Store, Unit
+
+COUNTS = ("params", "macs", "speed")  # what a result has beside its scores
+TASK_SCORES = ("mcc", "f1", "pearson", "accuracy")  # of a text task, the first it has
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: ours by seed, and the paper's."""
+
+    ours: list[float]
+    paper: float | None
+
+    def mean(self) -> float | None:
+        """Over the seeds."""
+        return float(np.mean(self.ours)) if self.ours else None
+
+    def show(self, places: int = 2) -> str:
+        """Mean, and 95 % interval where there are several seeds."""
+        if not self.ours:
+            return "–"
+        half = round(interval(self.ours) or 0, places)  # nothing where all seeds agree, as on the number of parameters
+        return f"{np.mean(self.ours):.{places}f}" + (f" ± {half:.{places}f}" if half else "")
+
+    def show_paper(self) -> str:
+        """As printed."""
+        return "–" if self.paper is None else f"{self.paper:g}"
+
+
+Cells = dict[str, Cell]
+Result = tuple[str | None, dict[str, Any]]  # the task of a unit, and what it scored
+
+
+def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tuple[Row, Cells]]:
+    """The cells of every row that the units belong to, from the results there are."""
+    rows = {unit.row.name: unit.row for unit in units}
+    results: dict[str, list[Result]] = {name: [] for name in rows}
+    for unit in units:
+        if (result := store.result(unit)) is not None:
+            results[unit.row.name].append((unit.task, result))
+    return [(row, {c: _cell(row, c, results[name]) for c in table.columns}) for name, row in rows.items()]
+
+
+def _cell(row: Row, column: str, results: Sequence[Result]) -> Cell:
+    of_task = column in row.tasks
+    values = [_value(result, column, of_task) for task, result in results if (task == column) == of_task]
+    return Cell([value for value in values if value is not None], row.paper.get(column))
+
+
+def _value(result: dict[str, Any], column: str, of_task: bool) -> float | None:
+    if column == "params":
+        return float(result["params"]) / 1e6
+    if column == "macs":
+        return None if result.get("macs") is None else float(result["macs"]) / 1e9
+    if column == "speed":  # a CPU is shared with others: its own time tells more than the clock on the wall
+        seconds = result["cpu_seconds" if result["device"] == "cpu" else "seconds"]
+        return None if result["resumed"] else float(result["samples"]) / seconds
+    name = next(score for score in TASK_SCORES if score in result["scores"]) if of_task else column
+    value = result["scores"].get(name)
+    return None if value is None else 100 * value
+
+
+def is_score(column: str) -> bool:
+    """Whether more of it is better."""
+    return column not in COUNTS
+
+
+def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPaper:
+    """The table without columns in which neither we nor the paper have a number, and without tasks not asked for."""
+
+    def has(column: str, row: Row, cells: Cells) -> bool:
+        asked = not row.tasks or column in row.tasks
+        return asked and bool(cells[column].ours or cells[column].paper)
+
+    return replace(table, columns={c: h for c, h in table.columns.items() if any(has(c, *each) for each in rows)})
+
+
+def _header(table: TableOfPaper) -> list[str]:
+    header = ["row"]
+    for column, heading in table.columns.items():
+        header += [heading, *(["gain"] if is_score(column) else []), "paper", *(["gain"] if is_score(column) else [])]
+    return header
+
+
+def _line(table: TableOfPaper, row: Row, cells: Cells, first: Cells) -> list[str]:
+    line = [row.name]
+    for column in table.columns:
+        cell, base = cells[column], Cell([], None) if cells is first else first[column]
+        line.append(cell.show(0 if column == "speed" else 2))
+        if is_score(column):
+            line += [_gain(cell.mean(), base.mean()), cell.show_paper(), _gain(cell.paper, base.paper)]
+        else:
+            line.append(cell.show_paper())
+    return line
+
+
+def _gain(value: float | None, base: float | None) -> str:
+    return "–" if value is None or base is None else f"{value - base:+.2f}"
+
+
+def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+    seeds = {len(cell.ours) for _, cells in rows for cell in cells.values() if cell.ours}
+    shown = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "no"
+    words = f"Ours: mean ± 95 % interval over {shown} seed{'s' * (shown != '1')}; gain: over the first row."
+    return f"{words} {table.note}".strip()
+
+
+def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
+    """For a terminal."""
+    table = _filled(table, rows)
+    header = _header(table)
+    shown = Table(header[0], title=f"Table {table.name}: {table.title}", caption=_caption(table, rows))
+    for heading in header[1:]:
+        shown.add_column(heading, justify="right")
+    for row, cells in rows:
+        shown.add_row(*_line(table, row, cells, rows[0][1]))
+    return shown
+
+
+def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+    """For a document."""
+    table = _filled(table, rows)
+    header = _header(table)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    lines += [_line(table, row, cells, rows[0][1]) for row, cells in rows]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{text}\n\n{_caption(table, rows)}\n"
+
+
+def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict[str, Any]]:
+    """One line for each row and column, of plain values."""
+    return [
+        {
+            "table": table.name,
+            "row": row.name,
+            "column": column,
+            "mean": cells[column].mean(),
+            "interval": interval(cells[column].ours),
+            "seeds": len(cells[column].ours),
+            "values": " ".join(f"{value:.4f}" for value in cells[column].ours),
+            "paper": cells[column].paper,
+        }
+        for row, cells in rows
+        for column in table.columns
+    ]
+
+
+Panel = tuple[str, list[tuple[float | None, float]], dict[str, Any]]  # title, mean and interval by row, look
+
+
+def _panels(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[Panel]:
+    """Every score of which we have some, and after it the paper's where it has any."""
+    panels: list[Panel] = []
+    for column, heading in table.columns.items():
+        cells = [each[column] for _, each in rows]
+        if not is_score(column) or not any(cell.ours for cell in cells):
+            continue
+        ours = [(cell.mean(), interval(cell.ours) or 0) for cell in cells]
+        panels.append((f"ours: {heading}", ours, {"fmt": "o", "capsize": 3}))
+        if any(cell.paper is not None for cell in cells):
+            panels.append(("the paper's", [(cell.paper, 0) for cell in cells], {"fmt": "D", "markerfacecolor": "none"}))
+    return panels
+
+
+def as_picture(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> bytes:
+    """Every score of ours with intervals, and beside it the paper's where it has any, as PNG."""
+    from matplotlib.figure import Figure
+
+    panels = _panels(table, rows)
+    count = max(1, len(panels))
+    figure = Figure(figsize=(4 + 2.5 * count, 1.2 + 0.36 * len(rows)), layout="constrained")
+    all_axes = figure.subplots(1, count, squeeze=False)[0]
+    for axes, (title, points, look) in zip(all_axes, panels):
+        axes.set_title(title, fontsize=9)
+        for place, (mean, half) in enumerate(points):
+            if mean is not None:
+                axes.errorbar(mean, place, xerr=half or None, color="C0" if place == 0 else "C3", **look)
+    for number, axes in enumerate(all_axes):
+        axes.set_yticks(range(len(rows)), [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.grid(alpha=0.3)
+    figure.suptitle(f"Table {table.name}: {table.title}", fontsize=10)
+    return as_png(figure)
+
+
+def write_report(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], out: Path) -> None:
+    """table-NAME.md, .csv and .png."""
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"table-{table.name}"
+    write_atomically(out / f"{name}.md", as_markdown(table, rows))
+    write_atomically(out / f"{name}.csv", as_csv(as_rows(table, rows)))
+    write_atomically(out / f"{name}.png", as_picture(table, rows))

@@ -1,0 +1,176 @@
+"""Training a head on cached tokens, and choosing how on a held-out part of the training set."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sot.core.head import HeadConfig, SecondOrderHead
+from sot.evaluation.metrics import text_scores
+from sot.probe.features import Array, Features, clock
+from sot.probe.heads import build_head, represent
+
+BATCHES_SORTED = 16  # batches whose samples are sorted by length together
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every head is given: the same epochs, batches and choices."""
+
+    epochs: int = 10
+    batch_size: int = 64
+    held_out: float = 0.2
+    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+    weight_decays: tuple[float, ...] = (0.01, 0.3)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is predicted: so many classes, or with one output a number; and how it is scored."""
+
+    num_outputs: int
+    metric: str = "accuracy"
+
+    def targets(self, labels: Array) -> Tensor:
+        """What `loss` takes of the labels of a cache; those of samples that could not be read are of no meaning."""
+        numbers = torch.from_numpy(labels)
+        return numbers.float() if self.num_outputs == 1 else numbers.nan_to_num().long()
+
+    def loss(self, head: SecondOrderHead, branches: list[Tensor], targets: Tensor) -> Tensor:
+        """Cross-entropy, or the squared error of a number."""
+        if self.num_outputs == 1:
+            return F.mse_loss(head.merge(branches)[:, 0], targets)
+        return head.loss(branches, targets)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The settings of a head that did best on the held-out part, and how well."""
+
+    learning_rate: float
+    weight_decay: float
+    score: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds, by `clock`, of a whole training and of its median epoch."""
+
+    training: float
+    epoch: float
+
+
+def split_rows(rows: Array, held_out: float) -> tuple[Array, Array]:
+    """Rows to fit and rows to choose by, always the same ones."""
+    count = len(rows)
+    if count < 2:
+        raise ValueError(f"{count} training samples are too few to hold out some of them")
+    order = np.random.default_rng(0).permutation(count)
+    number = min(count - 1, max(1, round(count * held_out)))
+    return np.sort(rows[order[number:]]), np.sort(rows[order[:number]])
+
+
+def train_head(
+    head: SecondOrderHead,
+    features: Features,
+    rows: Array,
+    task: Task,
+    budget: Budget,
+    learning_rate: float,
+    weight_decay: float,
+    seed: int,
+) -> Time:
+    """AdamW with a cosine schedule and clipped gradients; matrices decay, vectors do not."""
+    trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
+    trained.sort(key=lambda parameter: parameter.ndim <= 1)
+    whole = _join(trained)
+    matrices = whole.detach()[: sum(parameter.numel() for parameter in trained if parameter.ndim > 1)]
+    optimizer = torch.optim.Adam([whole], lr=learning_rate, fused=True)
+    steps = budget.epochs * -(-len(rows) // budget.batch_size)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    draw, labels = np.random.default_rng(seed), task.targets(features.labels)
+    seconds = []
+    head.train()
+    for _ in range(budget.epochs):
+        began = clock()
+        for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
+            branches = head.branches(*represent(head, features, batch))
+            optimizer.zero_grad(set_to_none=False)
+            task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(whole, 1.0)
+            matrices.mul_(1 - schedule.get_last_lr()[0] * weight_decay)  # as AdamW does, which would decay all of it
+            optimizer.step()
+            schedule.step()
+        seconds.append(clock() - began)
+    head.eval()
+    _separate(trained)
+    return Time(sum(seconds), statistics.median(seconds))
+
+
+def _join(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """One that they and their gradients become parts of: an optimiser's step costs more by tensors than by numbers."""
+    whole = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in parameters]))
+    whole.grad, sizes = torch.zeros_like(whole), [parameter.numel() for parameter in parameters]
+    for parameter, data, grad in zip(parameters, torch.split(whole.detach(), sizes), torch.split(whole.grad, sizes)):
+        parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
+    return whole
+
+
+def _separate(parameters: list[nn.Parameter]) -> None:
+    """Give each parameter a memory of its own again."""
+    for parameter in parameters:
+        parameter.data, parameter.grad = parameter.data.clone(), None
+
+
+def training_batches(features: Features, rows: Array, size: int, draw: np.random.Generator) -> list[Array]:
+    """Batches in a random order; of texts like lengths, among some hundreds of them, so that little is padded."""
+    if features.is_uniform:
+        return _batches(rows, size)
+    groups = _batches(rows, size * BATCHES_SORTED)
+    batches = [
+        batch for group in groups for batch in _batches(group[np.argsort(features.lengths[group], kind="stable")], size)
+    ]
+    return [batches[number] for number in draw.permutation(len(batches))]
+
+
+def _batches(rows: Array, size: int) -> list[Array]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+@torch.inference_mode()
+def score_head(
+    head: SecondOrderHead, features: Features, rows: Array, task: Task, batch_size: int
+) -> tuple[float, float]:
+    """Score and loss on some samples; a head that diverged has the worst of both."""
+    parts = [head.branches(*represent(head, features, batch)) for batch in _batches(rows, batch_size)]
+    logits = torch.cat([head.merge(branches) for branches in parts]).numpy()
+    if not np.isfinite(logits).all():
+        return -np.inf, np.inf
+    scores = text_scores(task.metric, logits, features.labels[rows].astype(float if task.num_outputs == 1 else int))
+    return scores[task.metric], scores["loss"]
+
+
+def choose_settings(
+    config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], task: Task, budget: Budget
+) -> Choice:
+    """Try every learning rate and weight decay on the one part of the training set, score them on the other."""
+    fit, held_out = split_rows(features.rows, budget.held_out)
+    tried = []
+    for rate, decay in itertools.product(budget.learning_rates, budget.weight_decays):
+        head = build_head(config, task.num_outputs, norm)
+        train_head(head, features, fit, task, budget, rate, decay, seed=0)
+        tried.append(Choice(rate, decay, *score_head(head, features, held_out, task, budget.batch_size)))
+    return max(tried, key=rank)
+
+
+def rank(choice: Choice) -> tuple[float, float]:
+    """Better is larger: the score, and of equal scores the loss."""
+    score = choice.score if np.isfinite(choice.score) else -np.inf
+    return score, -choice.loss

@@ -1,0 +1,121 @@
+"""The frozen backbone, and the data it reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+
+from sot.core.head import HeadConfig
+from sot.data.images import load_images
+from sot.data.sources import part_of
+from sot.data.texts import TextData
+from sot.files import one_line
+from sot.models.equip import Equipped, equip, is_timm
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.paper.convert import read_weights
+from sot.probe.fitting import Task
+from sot.probe.samples import Samples, image_samples, text_samples
+from sot.training.run import full_name
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Which backbone, as `equip` takes it; `weights` is a file for a timm name, instead of the published ones."""
+
+    name: str
+    pretrained: bool = True
+    weights: Path | None = None
+    img_size: int | None = None
+    depth: int | None = None
+
+    @property
+    def title(self) -> str:
+        """What tables call it."""
+        return self.name if self.depth is None else f"{self.name} to layer {self.depth}"
+
+    def equip(self, head: HeadConfig) -> Equipped:
+        """The backbone with a new head for two classes."""
+        equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
+        if equipped.processor is None:
+            raise ValueError(f"{self.name} has no tokenizer or image processor beside it that can be loaded")
+        return equipped
+
+    def _build(self, head: HeadConfig, **arguments: Any) -> Equipped:
+        source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
+        return equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
+
+    def _build_sized(self, head: HeadConfig, size: int) -> Equipped:
+        if not is_timm(self.name):
+            raise ValueError(f"--img-size is for a timm model, and {self.name} is none: leave it out")
+        try:
+            return self._build(head, img_size=size)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            said = f"{self.name} cannot be built with --img-size {size}, take a size that fits or leave it out"
+            raise ValueError(f"{said}: {one_line(error)}") from error
+
+    def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
+        if not timm.is_model(self.name):
+            raise ValueError(f"--weights is for a timm name, got {self.name!r}; a folder has its own weights")
+        weights = read_weights(file)
+        model: torch.nn.Module = timm.create_model(self.name, num_classes=0, **arguments)
+        adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+        if adapt is not None:
+            weights = adapt(weights, model)  # among other things, positions for another size of picture
+        try:
+            missing = model.load_state_dict(weights, strict=False).missing_keys
+        except RuntimeError as error:  # shapes differ
+            raise ValueError(f"{file} does not fit {self.name}: {one_line(error)}") from error
+        if missing:
+            raise ValueError(f"{file} does not fit {self.name}: it lacks {len(missing)} weights, first {missing[0]}")
+        return model
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples to train heads on and to score them on; `labels` None is a number to predict.
+
+    `place` is what the saved model remembers, to know its training set again from wherever it is evaluated.
+    """
+
+    name: str
+    train: Samples
+    test: Samples
+    labels: list[str] | None
+    metric: str
+    place: str
+
+    @property
+    def task(self) -> Task:
+        """What the heads predict."""
+        return Task(len(self.labels or ["score"]), self.metric)
+
+
+def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int, int] = (0, 0)) -> Data:
+    """Pictures, as `sot train` names them; so many to train on and to score, 0 is all."""
+    pictures = load_images(spec)
+    train = image_samples(model, part_of(pictures.train, samples[0]), f"{spec} train")
+    test = image_samples(model, part_of(pictures.val, samples[1]), f"{spec} val")
+    return Data(spec, train, test, pictures.labels, "accuracy", full_name(spec))
+
+
+def read_texts(
+    model: SoTForSequenceClassification,
+    texts: TextData,
+    name: str,
+    max_length: int,
+    samples: tuple[int, int] = (0, 0),
+) -> Data:
+    """Texts, cut to `max_length` tokens; so many to train on and to score, 0 is all."""
+    if texts.train is None or texts.dev is None:
+        raise ValueError(f"{name} needs a training and a development set; of tables the latter is given by --dev")
+    regression = texts.labels is None
+    train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
+    test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)
+    model.config.text_pairs = texts.train.pairs is not None
+    model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
+    return Data(name, train, test, texts.labels, texts.metric, name)

@@ -1,0 +1,151 @@
+"""What a comparison of heads found: a table, JSON, CSV and a picture."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+
+from sot.core.head import HeadConfig
+from sot.evaluation.metrics import interval
+from sot.files import as_csv, as_png, write_atomically
+from sot.probe.heads import is_second_order
+from sot.training.run import RUN_FILE
+
+GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
+
+
+@dataclass(frozen=True)
+class Result:
+    """One head: its scores by seed, what it costs, and the settings that the held-out part chose."""
+
+    head: str
+    config: HeadConfig
+    scores: list[float]
+    params: int
+    macs: int
+    seconds: float
+    epoch_ratio: float
+    learning_rate: float
+    weight_decay: float
+    held_out: float
+
+    @property
+    def mean(self) -> float:
+        """Mean score over the seeds."""
+        return float(np.mean(self.scores))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        values = asdict(self)
+        return {"head": values.pop("head"), "mean": self.mean, "interval": interval(self.scores), **values}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All heads on one backbone and data set; `best` is the one that the held-out part prefers.
+
+    The backbone took `feature_seconds` for the training set, and would take `unsorted_seconds` for texts as they come.
+    """
+
+    model: str
+    data: str
+    metric: str
+    feature_seconds: float
+    unsorted_seconds: float | None
+    results: list[Result]
+    best: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        setting = {"model": self.model, "data": self.data, "metric": self.metric, "best": self.best}
+        rows = [result.to_dict() for result in self.results]
+        seconds = {"feature_seconds": self.feature_seconds, "unsorted_seconds": self.unsorted_seconds}
+        return {**setting, **seconds, "heads": rows}
+
+
+def _score(result: Result) -> str:
+    half = interval(result.scores)
+    return f"{100 * result.mean:.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+
+
+def as_table(comparison: Comparison) -> Table:
+    """For a terminal."""
+    seeds = len(comparison.results[0].scores)
+    caption = (
+        f"mean ± 95 % interval over {seeds} seed{'s'[: seeds > 1]}; "
+        f"best on the held-out part of train: {comparison.best}; "
+        f"epoch: of the {comparison.feature_seconds:.1f} s the backbone took for train, goal {GOAL:.0%}"
+    )
+    if comparison.unsorted_seconds:
+        share = comparison.feature_seconds / comparison.unsorted_seconds
+        largest = max(result.epoch_ratio for result in comparison.results) * share
+        caption += f"; not sorted by length the texts would take {comparison.unsorted_seconds:.1f} s, "
+        caption += f"and an epoch at most {largest:.2%} of that"
+    name = Column("head", no_wrap=True)
+    title = f"{comparison.model} on {comparison.data}"
+    narrow: dict[str, Any] = {"collapse_padding": True, "pad_edge": False, "box": SIMPLE_HEAD}  # for 80 columns
+    table = Table(name, title=title, caption=caption, **narrow)
+    for column in (f"{comparison.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
+        table.add_column(column, justify="right")
+    for result in comparison.results:
+        cells = [_score(result), f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
+        style = "bold" if result.head == comparison.best else None
+        table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
+    return table
+
+
+def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """One row a head, of plain cells."""
+    rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in comparison.results]
+    return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
+
+
+def as_picture(comparison: Comparison) -> bytes:
+    """Score over parameters, with intervals, as PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes = figure.subplots()
+    for result in comparison.results:
+        half = 100 * (interval(result.scores) or 0)
+        colour = "C3" if is_second_order(result.config) else "C0"
+        marker = "o" if result.head.startswith("class") else "s"
+        axes.errorbar(result.params, 100 * result.mean, half, fmt=marker, color=colour, capsize=3)
+        axes.annotate(result.head, (result.params, 100 * result.mean), (5, 3), textcoords="offset points", fontsize=8)
+    axes.margins(x=0.15)  # room for the names
+    axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{comparison.metric}, %")
+    axes.set_title(f"{comparison.model} on {comparison.data}; red: second order, squares: words alone", fontsize=10)
+    axes.grid(alpha=0.3)
+    return as_png(figure)
+
+
+def check_output(out: Path) -> None:
+    """Refuse, before the long work, a folder that its results could not be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written to ({error.strerror}): choose another folder") from error
+    for file in [out / name for name in ("rows.jsonl", "probe.json", "probe.csv", "probe.png")]:
+        if file.is_dir():
+            raise ValueError(f"{file} is a folder, in the way of a file of results: choose another --out")
+    best = out / "best"
+    if best.is_symlink() or (best.exists() and not best.is_dir()):
+        raise ValueError(f"{best} is no folder, in the way of the best model: choose another --out")
+    if best.exists() and any(best.iterdir()) and not (best / RUN_FILE).is_file():
+        raise ValueError(f"{best} is not a model that sot probe saved, and would be replaced: choose another --out")
+
+
+def write_report(comparison: Comparison, out: Path) -> None:
+    """probe.json, probe.csv and probe.png."""
+    write_atomically(out / "probe.json", json.dumps(comparison.to_dict(), indent=1))
+    write_atomically(out / "probe.csv", as_csv(as_rows(comparison)))
+    write_atomically(out / "probe.png", as_picture(comparison))

@@ -1,0 +1,1 @@
+"""Training by recipes: pictures and texts, runs that resume."""

@@ -1,0 +1,277 @@
+"""transformers' Trainer with what the recipes add: decay groups, their schedule, EMA, and whole checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from timm.optim import param_groups_layer_decay
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+
+from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
+from sot.training.recipe import Recipe
+
+logger = logging.getLogger("sot")
+EMA_FILE = "ema.safetensors"
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all processes on the first
+
+
+class Diverged(ValueError):
+    """The loss is no longer a number."""
+
+
+def learning_rate_factor(recipe: Recipe, steps_per_epoch: float) -> Callable[[int], float]:
+    """Factor of the base rate at each step: linear warm-up, then cosine, linear or constant, then the final rate."""
+    warmup = recipe.warmup_epochs * steps_per_epoch
+    total = recipe.epochs * steps_per_epoch
+    first, last = recipe.warmup_lr / recipe.lr, recipe.min_lr / recipe.lr
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return first + (1 - first) * step / warmup
+        progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
+        if recipe.schedule == "constant":
+            return 1.0
+        shape = 1 - progress if recipe.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return last + (1 - last) * shape
+
+    return factor
+
+
+def parameter_groups(model: Any, recipe: Recipe) -> list[dict[str, Any]]:
+    """Groups with their own rate and decay: matrices decay, vectors and what the backbone names do not."""
+    backbone = getattr(model.backbone, "timm_model", model.backbone)
+    exempt = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
+    prefix = "backbone.timm_model." if backbone is not model.backbone else "backbone."
+    scales = _layer_scales(backbone, recipe.layer_decay)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        inner = name.removeprefix(prefix)
+        decays = parameter.ndim > 1 and inner not in exempt
+        scale = recipe.head_lr_multiplier if name.startswith("classifier.") else scales.get(inner, 1.0)
+        key = (recipe.weight_decay if decays else 0.0, recipe.lr * scale)
+        group = groups.setdefault(key, {"params": [], "weight_decay": key[0], "lr": key[1]})
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def _layer_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
+    if decay == 1.0:
+        return {}
+    if isinstance(backbone, PreTrainedModel):
+        return _numbered_scales(backbone, decay)
+    names = {id(parameter): name for name, parameter in backbone.named_parameters()}
+    groups = param_groups_layer_decay(backbone, layer_decay=decay)
+    return {names[id(p)]: float(group["lr_scale"]) for group in groups for p in group["params"]}
+
+
+def _numbered_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
+    """By the first number in a name of Hugging Face's: embeddings come before all layers, what is left after them."""
+    names = [name for name, _ in backbone.named_parameters()]
+    layers = {name: int(found[1]) + 1 for name in names if (found := re.search(r"\.(\d+)\.", name))}
+    if not layers:
+        raise ValueError(f"layer_decay must be 1 for {type(backbone).__name__}, which has no layers, got {decay}")
+    first, top = names.index(next(iter(layers))), max(layers.values()) + 1
+    rest = {name: 0 if index < first or "emb" in name else top for index, name in enumerate(names)}
+    return {name: decay ** (top - layer) for name, layer in {**rest, **layers}.items()}
+
+
+class Average:
+    """Exponential moving average of the weights and of the statistics beside them, in shards where those are."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """One step towards the model; whole numbers such as counters are copied."""
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                self.values[name].lerp_(value.to(self.values[name]), 1 - self.decay)
+            else:
+                self.values[name].copy_(value)
+
+    @contextmanager
+    def worn_by(self, model: nn.Module) -> Iterator[None]:
+        """The model with the averaged weights, for as long as the context lasts."""
+        own = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(self.values)
+        try:
+            yield
+        finally:
+            model.load_state_dict(own)
+
+    def whole(self, model: nn.Module) -> dict[str, Tensor]:
+        """The average as whole tensors on the first process, nothing on the others; all have to call this."""
+        with self.worn_by(model):  # whose weights come back when it ends: clone
+            gathered: dict[str, Any] = get_model_state_dict(model, options=WHOLE)
+            return {name: value.clone(memory_format=torch.contiguous_format) for name, value in gathered.items()}
+
+    def load(self, model: nn.Module, file: Path) -> None:
+        """Read the average from a file of whole tensors, whatever part of each this process keeps."""
+        with self.worn_by(model):
+            saved: dict[str, Any] = {**load_file(file)}
+            set_model_state_dict(model, saved, options=WHOLE)
+            self.values = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+class KeepAverage(TrainerCallback):
+    """Starts the average with the training, when the weights are where they will stay, and updates it at every step."""
+
+    def __init__(self, trainer: SoTTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin with the weights, or with the average of the checkpoint."""
+        self.trainer.average = Average(kwargs["model"], self.trainer.recipe.ema)
+        if self.trainer.resumed_from is not None:
+            self.trainer.average.load(kwargs["model"], self.trainer.resumed_from / EMA_FILE)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """One step of the average."""
+        assert self.trainer.average is not None
+        self.trainer.average.update(kwargs["model"])
+
+
+class EvaluateEvery(TrainerCallback):
+    """Leaves out the evaluations that the recipe does not ask for, and the last: `execute` has its own."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After Trainer has decided."""
+        epoch = round(state.epoch)
+        control.should_evaluate &= epoch % self.epochs == 0 and epoch < args.num_train_epochs
+
+
+class SoTTrainer(Trainer):
+    """Trainer for one recipe."""
+
+    optimizer: Any
+    lr_scheduler: Any
+
+    def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.remove_callback(PrinterCallback)  # standard output is for results
+        self.recipe = recipe
+        self.average: Average | None = None
+        self.resumed_from: Path | None = None
+        self.staging = False
+        self.add_callback(EvaluateEvery(recipe.evaluate_every))
+        if recipe.ema > 0:
+            self.add_callback(KeepAverage(self))
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW over the recipe's groups."""
+        if self.optimizer is None:
+            groups = parameter_groups(self.model if model is None else model, self.recipe)
+            lr, betas, eps = self.recipe.lr, self.recipe.betas, self.recipe.adam_epsilon
+            # fused goes over the memory once: a seventh of the time of torch's own choice on a CPU
+            self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
+        optimizer: torch.optim.Optimizer = self.optimizer
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """The recipe's schedule, for whatever number of steps its epochs have."""
+        if self.lr_scheduler is None:
+            epochs = self.recipe.epochs + self.recipe.cooldown_epochs
+            factor = learning_rate_factor(self.recipe, num_training_steps / epochs)
+            self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer or self.optimizer, factor)
+        return self.lr_scheduler
+
+    def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """As usual, but a loss that is no number ends the run at once."""
+        loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
+        if not torch.isfinite(loss):
+            last = last_whole_checkpoint(Path(self.args.output_dir))
+            rate = self.optimizer.param_groups[0]["lr"]
+            kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+            raise Diverged(
+                f"the loss is {loss.item()} at step {self.state.global_step}, learning rate {rate:.3g}; {kept}"
+            )
+        return loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """With the averaged weights, if the recipe averages them."""
+        with nullcontext() if self.average is None else self.average.worn_by(self.model):
+            return dict(super().evaluate(*args, **kwargs))
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Logits in float32, whatever the model computes in, and no loss.
+
+        That of the last batch would count the samples which make it as large on every process twice: the metrics have
+        it from the logits of each sample.
+        """
+        _, logits, labels = super().prediction_step(*args, **kwargs)
+        return None, None if logits is None else logits.float(), labels
+
+    def save_best(self, folder: Path) -> None:
+        """The trained model in Hugging Face layout; every process has to call this."""
+        average = self.average
+        weights = get_model_state_dict(self.model, options=WHOLE) if average is None else average.whole(self.model)
+        if self.is_world_process_zero():
+            self.model.save_pretrained(folder, state_dict=weights)
+
+    # --- checkpoints: written elsewhere, then moved into place whole
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED) if self.staging else folder
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
+        if (out / name / MANIFEST).is_file():
+            return
+        self.staging = True
+        with self._going_on_without(name):
+            super()._save_checkpoint(model, trial)
+        self.staging = False
+        average = {} if self.average is None else self.average.whole(self.model)
+        self.accelerator.wait_for_everyone()  # others write to the folder too
+        if self.args.should_save and (out / UNFINISHED / name).is_dir():
+            with self._going_on_without(name):
+                if average:
+                    save_file(average, out / UNFINISHED / name / EMA_FILE)
+                finish_checkpoint(out / UNFINISHED / name, out / name)
+                shutil.rmtree(out / UNFINISHED)
+                remove_old(out, keep=2)
+        self.accelerator.wait_for_everyone()  # the next look for a checkpoint has to find this one
+
+    @contextmanager
+    def _going_on_without(self, name: str) -> Iterator[None]:
+        """A full disk, as each library calls it, loses this checkpoint and nothing else."""
+        try:
+            yield
+        except (OSError, RuntimeError, SafetensorError) as error:
+            out = Path(self.args.output_dir)
+            kept = last_whole_checkpoint(out)
+            logger.warning("Could not write %s (%s); training goes on, the last checkpoint is %s.", name, error, kept)
+            shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Where Trainer only logs that weights are missing; those that share memory with others are not."""
+        weights = self.model.state_dict()
+        there = {value.data_ptr() for name, value in weights.items() if name not in load_result.missing_keys}
+        missing = [name for name in load_result.missing_keys if weights[name].data_ptr() not in there]
+        if missing:
+            raise ValueError(f"the checkpoint lacks {len(missing)} weights of the model, first {missing[0]}")
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.resumed_from = Path(resume_from_checkpoint)

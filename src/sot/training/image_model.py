@@ -1,0 +1,113 @@
+"""The image model that a recipe asks for, and how it reads pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from PIL import Image
+
+from sot.core.head import HeadConfig
+from sot.data.images import check_processor, processor_transform, train_transform
+from sot.files import one_line
+from sot.models.equip import equip, is_timm
+from sot.models.from_timm import resize_processor
+from sot.models.modeling import SoTForImageClassification
+from sot.training.recipe import Recipe
+
+
+def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
+    """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
+    _check_arguments(recipe.model_args)
+    if not is_timm(name):
+        return _build_from_transformers(name, labels, recipe, head, pretrained)
+    wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
+    arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
+    options = {**_options(labels, recipe, pretrained), "embed": recipe.embed}
+
+    def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
+        try:
+            return equip(name, head=chosen, model_args=model_args, **options)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            if isinstance(error, TypeError) and "img_size" in model_args:  # not of models that take any size
+                built = make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
+                resize_processor(built.processor, model_args["img_size"])
+                return built
+            raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
+
+    return _with_head(head, lambda chosen: make(chosen, arguments))
+
+
+def _build_from_transformers(
+    name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool
+) -> Any:
+    settings = {"drop_path": recipe.drop_path, "embed": recipe.embed, "model_args": recipe.model_args}
+    for setting, value in settings.items():
+        if value:
+            raise ValueError(f"{setting} is for timm models, and {name} is none, got {setting}={value}")
+    built = _with_head(head, lambda chosen: equip(name, head=chosen, **_options(labels, recipe, pretrained)))
+    if not isinstance(built, SoTForImageClassification):
+        raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
+    if built.processor is None:
+        raise ValueError(f"{name} has no image processor beside it that can be loaded")
+    _, height, width = check_processor(built.processor, name)
+    if recipe.img_size not in (None, *({height} & {width})):
+        sizes = f"null, as {name} reads pictures of {height}×{width} pixels"
+        raise ValueError(f"img_size must be {sizes}, got {recipe.img_size}")
+    _check_pictures(built, name)
+    return built
+
+
+@torch.no_grad()  # not inference_mode: what a backbone keeps of this pass is used in training
+def _check_pictures(built: SoTForImageClassification, name: str) -> None:
+    """Refuse an image processor that training cannot follow, or whose pictures the backbone cannot read."""
+    orange = Image.new("RGB", (64, 64), (255, 128, 0))
+    wanted, seen = processor_transform(built.processor)(orange), train_transform(Recipe(), data_config(built))(orange)
+    if not torch.allclose(wanted, seen, atol=0.05):
+        raise ValueError(f"the image processor of {name} scales or orders colours in a way that training does not")
+    mode = built.training
+    try:
+        built.eval()(wanted[None])
+    except (RuntimeError, ValueError, AssertionError) as error:
+        said = f"{name} cannot read pictures of {tuple(wanted.shape)}, which its image processor makes"
+        raise ValueError(f"{said}: {one_line(error)}") from error
+    built.train(mode)
+
+
+def _options(labels: list[str], recipe: Recipe, pretrained: bool) -> dict[str, Any]:
+    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
+    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+
+
+def _with_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
+    if head is not None:
+        return make(head)
+    try:
+        return make(HeadConfig(fusion="class"))
+    except ValueError as error:
+        if "needs a class token" not in str(error):
+            raise
+        return make(HeadConfig(fusion="word", pool="gap"))
+
+
+def _check_arguments(model_args: Mapping[str, Any]) -> None:
+    """Refuse what timm takes but no picture or head fits."""
+    if model_args.get("in_chans", 3) != 3:
+        raise ValueError(f"in_chans of model_args must be 3, as pictures are read in RGB, got {model_args['in_chans']}")
+    taken = [name for name in ("num_classes", "pretrained", "features_only") if name in model_args]
+    if taken:
+        raise ValueError(f"model_args cannot set {', '.join(taken)}: the data, --pretrained and the head decide that")
+
+
+def data_config(model: SoTForImageClassification) -> dict[str, Any]:
+    """The image processor that is saved with the model in the words of timm, so that training sees what it will."""
+    processor = model.processor
+    normal = getattr(processor, "do_normalize", True)
+    resample = Image.Resampling.BICUBIC if processor.resample is None else processor.resample
+    return {
+        "input_size": check_processor(processor, "the model"),
+        "interpolation": Image.Resampling(resample).name.lower(),
+        "mean": processor.image_mean if normal else (0.0,) * 3,
+        "std": processor.image_std if normal else (1.0,) * 3,
+    }

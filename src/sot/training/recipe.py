@@ -1,0 +1,213 @@
+"""Recipes: every number that defines a training run, as YAML shipped with the package or written by the user."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sot.core.head import HeadConfig
+
+CHOICES = {
+    "task": ("image", "text"),
+    "schedule": ("cosine", "linear", "constant"),
+    "precision": ("float32", "bfloat16", "float16"),
+}
+LEAST = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "img_size": 1}
+NOT_NEGATIVE = (
+    *("cooldown_epochs", "lr", "warmup_epochs", "warmup_lr", "adam_epsilon", "weight_decay", "max_grad_norm"),
+    *("layer_decay", "head_lr_multiplier", "train_samples", "mixup", "cutmix", "color_jitter", "seed"),
+)
+SHARES = ("erasing", "flip", "label_smoothing", "drop_path", "ema")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Rates of zero switch a thing off; `grid` lists the values the paper chose from."""
+
+    about: str = ""
+    task: str = "image"
+    # optimisation
+    epochs: int = 10
+    cooldown_epochs: int = 0  # after `epochs`, at the final rate
+    batch_size: int = 64  # over all processes and accumulation steps
+    lr: float = 1e-3
+    min_lr: float = 0.0
+    warmup_epochs: float = 0.0
+    warmup_lr: float = 0.0
+    schedule: str = "cosine"
+    betas: tuple[float, float] = (0.9, 0.999)
+    adam_epsilon: float = 1e-8
+    weight_decay: float = 0.0  # of matrices only
+    max_grad_norm: float = 0.0
+    layer_decay: float = 1.0
+    head_lr_multiplier: float = 1.0
+    ema: float = 0.0
+    label_smoothing: float = 0.0
+    evaluate_every: int = 1  # epochs; and after the last
+    seed: int = 0
+    precision: str = "float32"  # of autocast; the head's matrices stay in float32
+    compile: bool = False  # torch.compile: pays off in long runs
+    # the model
+    head: dict[str, Any] = field(default_factory=dict)
+    drop_path: float = 0.0
+    embed: str | None = None  # token embedding in place of the timm model's own
+    model_args: dict[str, Any] = field(default_factory=dict)  # further arguments of the timm model
+    # the data
+    train_samples: int = 0  # train on that many, drawn once for all seeds; 0 is all
+    # images
+    img_size: int | None = None
+    mixup: float = 0.0  # alpha of the beta distribution
+    cutmix: float = 0.0  # likewise; with both, each batch takes one of them with equal chance
+    erasing: float = 0.0
+    rand_augment: str | None = None
+    color_jitter: float = 0.0
+    flip: float = 0.0
+    scale: tuple[float, float] = (1.0, 1.0)  # share of the image's area in a random crop
+    # text
+    max_length: int = 128
+    group_by_length: bool = False  # texts of like length share a batch: less padding
+    # what the paper searched
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, accepted in CHOICES.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
+        _check_numbers(self)
+        if self.rand_augment is not None:
+            _check_augmentation(self.rand_augment)
+        HeadConfig.from_dict(self.head)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """A recipe from plain values; unknown names and values of another kind are refused by name."""
+        hints = typing.get_type_hints(cls)
+        unknown = [name for name in values if name not in hints]
+        if unknown:
+            raise ValueError(f"unknown recipe key {', '.join(map(repr, unknown))}; accepted: {', '.join(hints)}")
+        return cls(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
+
+    def changed(self, settings: Iterable[str]) -> Recipe:
+        """The recipe with `key=value` settings applied; values are YAML, `head.dropout=0.5` reaches into the head."""
+        values = asdict(self)
+        for setting in settings:
+            name, separator, value = setting.partition("=")
+            if not separator:
+                raise ValueError(f"a setting has the form key=value, got {setting!r}")
+            try:
+                parsed = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ValueError(f"the value of {setting!r} is not valid YAML") from None
+            if name.startswith("head."):
+                values["head"] = {**values["head"], name.removeprefix("head."): parsed}
+            else:
+                values[name] = parsed
+        if values["task"] != self.task:
+            raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
+        return Recipe.from_dict(values)
+
+    def with_head(self, settings: Mapping[str, Any]) -> Recipe:
+        """The recipe with fields of its head replaced."""
+        return replace(self, head={**self.head, **settings})
+
+    def to_yaml(self) -> str:
+        """The recipe as it stands, every key of it."""
+        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def _check_numbers(recipe: Recipe) -> None:
+    for name, smallest in {**LEAST, **dict.fromkeys(NOT_NEGATIVE, 0)}.items():
+        value = getattr(recipe, name)
+        if value is not None and not smallest <= value < math.inf:
+            raise ValueError(f"{name} must be at least {smallest}, got {value}")
+    for name in SHARES:
+        if not 0 <= getattr(recipe, name) <= 1:
+            raise ValueError(f"{name} must be between 0 and 1, got {getattr(recipe, name)}")
+    if not 0 <= recipe.min_lr <= recipe.lr:
+        raise ValueError(f"min_lr must be between 0 and lr = {recipe.lr}, got {recipe.min_lr}")
+    if not all(0 <= beta < 1 for beta in recipe.betas):
+        raise ValueError(f"betas must be at least 0 and below 1, got {list(recipe.betas)}")
+    if not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
+        raise ValueError(f"scale must be the smallest and the largest share of a crop, got {list(recipe.scale)}")
+
+
+def _check_augmentation(name: str) -> None:
+    from timm.data.auto_augment import rand_augment_transform
+
+    try:
+        rand_augment_transform(name, {})
+    except (AssertionError, ValueError, KeyError, NotImplementedError):
+        raise ValueError(
+            f"rand_augment must be as timm writes it, such as rand-m9-mstd0.5-inc1, got {name!r}"
+        ) from None
+
+
+def _exactly(kind: type) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise TypeError
+        return value
+
+    return check
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    first, second = value
+    return float(first), float(second)
+
+
+KINDS: dict[type, tuple[str, Callable[[Any], Any]]] = {  # YAML reads 1e-3 as text and 1 as a whole number
+    float: ("a number", float),
+    int: ("a whole number", _exactly(int)),
+    bool: ("true or false", _exactly(bool)),
+    str: ("text", _exactly(str)),
+    dict: ("a mapping", _exactly(dict)),
+    tuple: ("a pair of numbers", _pair),
+}
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """The value as its field declares it."""
+    options = typing.get_args(hint)
+    if type(None) in options:
+        if value is None:
+            return None
+        hint = options[0]
+    what, convert = KINDS[typing.get_origin(hint) or hint]
+    try:
+        return convert(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be {what}, got {value!r}") from None
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("sot.training") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(name: str) -> Recipe:
+    """A recipe by its name, or from a YAML file of the user's."""
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"no such recipe file: {name}")
+        text = Path(name).read_text()
+    elif name in recipe_names():
+        text = (resources.files("sot.training") / "recipes" / f"{name}.yaml").read_text()
+    else:
+        raise ValueError(f"unknown recipe {name!r}; accepted: {', '.join(recipe_names())}, or a .yaml file")
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} must hold a mapping of recipe keys, got {type(values).__name__}")
+    return Recipe.from_dict(values)

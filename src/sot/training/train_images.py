@@ -1,0 +1,204 @@
+"""Train an image classifier: `sot train`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback, TrainingArguments, set_seed
+
+from sot.core.head import HeadConfig
+from sot.data.images import (
+    LEFT_OUT,
+    Collate,
+    ImageSet,
+    TrainingStream,
+    evaluation_set,
+    load_images,
+    processor_transform,
+    stack,
+    train_transform,
+)
+from sot.data.sources import ImageData, Stream, part_of
+from sot.evaluation.metrics import cross_entropy, top_k
+from sot.training.engine import SoTTrainer
+from sot.training.image_model import build_model, data_config
+from sot.training.recipe import Recipe
+from sot.training.run import execute, full_name, open_run, show_bars_on_terminals_only
+
+
+def compilers() -> tuple[str, str]:
+    """C++ compilers that torch.compile looks for on a CPU."""
+    return os.environ.get("CXX", "g++"), "clang++"
+
+
+def can_compile() -> bool:
+    """Whether there is one of them."""
+    return any(map(shutil.which, compilers()))
+
+
+def training_arguments(recipe: Recipe, out: Path, batches: Mapping[str, Any]) -> TrainingArguments:
+    """What Trainer needs to know; the optimiser and its schedule are made from the recipe itself.
+
+    Making them joins the other processes, if torchrun or accelerate started any.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true" and os.environ.get("FSDP_VERSION", "1") == "1":
+        raise ValueError("FSDP of version 1 flattens weights that a recipe tells apart: set fsdp_version: 2")
+    if recipe.compile and not torch.accelerator.is_available() and not can_compile():
+        raise ValueError(f"compile=true needs a C++ compiler on a CPU: {' or '.join(compilers())}; none was found")
+    return TrainingArguments(
+        output_dir=str(out),
+        num_train_epochs=recipe.epochs + recipe.cooldown_epochs,
+        learning_rate=recipe.lr,
+        max_grad_norm=recipe.max_grad_norm,
+        bf16=recipe.precision == "bfloat16",
+        fp16=recipe.precision == "float16",
+        torch_compile=recipe.compile,
+        seed=recipe.seed,
+        data_seed=recipe.seed,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        disable_tqdm=True,  # run.py has its own
+        use_cpu=not torch.accelerator.is_available(),  # says that processes without one may join, too
+        dataloader_pin_memory=torch.cuda.is_available(),
+        **batches,
+    )
+
+
+def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
+    """The recipe's batch over the processes and accumulation steps."""
+    processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else world_size()
+    share, rest = divmod(recipe.batch_size, processes * accumulation)
+    if rest or share < 1:
+        parts = f"{processes} processes × {accumulation} accumulation steps"
+        raise ValueError(f"batch_size {recipe.batch_size} cannot be divided among {parts}")
+    if (recipe.mixup or recipe.cutmix) and share % 2:
+        raise ValueError(f"mixup and cutmix mix pairs of pictures: a share of {share} must be even, see batch_size")
+    return {
+        "per_device_train_batch_size": share,
+        "per_device_eval_batch_size": share,
+        "gradient_accumulation_steps": accumulation,
+    }
+
+
+def world_size() -> int:
+    """Processes that torchrun or accelerate started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def image_metrics(prediction: Any) -> dict[str, float]:
+    """Top-1 and top-5 accuracy, and the loss."""
+    logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]
+    return {
+        "loss": cross_entropy(logits, labels),
+        "accuracy": top_k(logits, labels, 1),
+        "top5": top_k(logits, labels, 5),
+    }
+
+
+class TellEpoch(TrainerCallback):
+    """Tells the pictures which epoch it is: with several processes accelerate tells their sampler only."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first picture of an epoch is asked for."""
+        kwargs["train_dataloader"].dataset.set_epoch(round(state.epoch))
+
+
+class ImageTrainer(SoTTrainer):
+    """Mixes pictures to train on, and only those."""
+
+    data_collator: Any
+
+    def get_train_dataloader(self) -> Any:
+        """As usual, except that a stream has divided itself among the processes."""
+        if not isinstance(self.train_dataset, TrainingStream):
+            return super().get_train_dataloader()
+        return DataLoader(
+            self.train_dataset,
+            self.args.train_batch_size,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """As usual, with nothing mixed and nothing left out."""
+        collate, self.data_collator = self.data_collator, stack
+        drop, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        try:
+            return super().get_eval_dataloader(*args, **kwargs)
+        finally:
+            self.data_collator, self.args.dataloader_drop_last = collate, drop
+
+
+def train_images(
+    model: str,
+    data: str,
+    out: Path,
+    recipe: Recipe,
+    head: HeadConfig | None,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    pretrained: bool = False,
+    workers: int = 0,
+    accumulation: int = 1,
+    report_to: str = "tensorboard",
+) -> dict[str, float]:
+    """Train a model on pictures and leave the run in `out`; returns its last evaluation."""
+    show_bars_on_terminals_only()
+    batches = split_batch(recipe, accumulation)
+    pictures = load_images(data, recipe.seed)
+    set_seed(recipe.seed)
+    pretrained = pretrained or Path(model).is_dir()
+    built = build_model(model, pictures.labels, recipe, head, pretrained)
+    head_settings = None if head is None else head.to_dict()
+    identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
+    options = {**batches, "dataloader_num_workers": workers, "report_to": report_to}
+    options["dataloader_drop_last"] = bool(recipe.mixup or recipe.cutmix)
+    args = training_arguments(recipe, out, options)
+    if isinstance(pictures.train, Stream):
+        pictures.train.check_readers(args.world_size, workers)
+    _check_samples(part_of(pictures.train, recipe.train_samples), args)
+    open_run(out, {**identity, "model": full_name(model), "data": full_name(data)}, recipe, resume, overwrite)
+    trainer = make_trainer(built, pictures, recipe, args)
+    return execute(trainer, identity, recipe, out, resume, pictures.labels)
+
+
+def _check_samples(source: Any, args: TrainingArguments) -> None:
+    """Refuse fewer pictures than one batch where only whole batches are trained on."""
+    batch = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and not isinstance(source, Stream) and len(source) < batch:
+        raise ValueError(f"mixup and cutmix need whole batches: batch_size must be at most {len(source)}, got {batch}")
+
+
+def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
+    """The trainer of a model on these pictures."""
+    return ImageTrainer(
+        recipe,
+        model=built,
+        args=args,
+        train_dataset=_training_set(pictures.train, train_transform(recipe, data_config(built)), recipe, args),
+        eval_dataset=evaluation_set(pictures.val, processor_transform(built.processor), recipe.seed),
+        data_collator=Collate(recipe, len(pictures.labels)),
+        compute_metrics=image_metrics,
+        callbacks=[TellEpoch()],
+    )
+
+
+def _training_set(source: Any, transform: Any, recipe: Recipe, args: TrainingArguments) -> ImageSet | TrainingStream:
+    source = part_of(source, recipe.train_samples)
+    if not isinstance(source, Stream):
+        return ImageSet(source, transform, recipe.seed)
+    process = args.process_index, args.world_size
+    return TrainingStream(source, transform, recipe.seed, args.train_batch_size, args.dataloader_num_workers, process)
