@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from sot.models.embedding.dense import DenseBlock, Transition
 from sot.models.embedding import dense_training, stem
+from sot.models.embedding.dense import DenseBlock, Transition
 from sot.models.embedding.token_embed import STAGES, ConvolutionalEmbedding
 
 

@@ -154,13 +154,6 @@ def test_exports_with_dynamic_batch_and_token_count(pool, norm, masked):
         assert torch.allclose(exported(*others), head(*others), atol=1e-5)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("pool, norm", [(pool, None) for pool in POOLS] + [("mgcrp", "svpn"), ("gcp", "mpn")])
-def test_scripts_to_the_same_numbers(pool, norm, fusion):
-    head, arguments = build(pool=pool, norm=norm, fusion=fusion), inputs()
-    assert torch.allclose(torch.jit.script(head)(*arguments), head(*arguments), atol=1e-6)
-
-
 def test_matrix_part_stays_in_float32_under_autocast():
     head, arguments = build(), inputs()
     seen = []

@@ -165,8 +165,3 @@ def test_equip(tmp_path):
         sot.equip("ps_vit_b_14", 3, pretrained=False, model_args=TINY, embed="densenet")
     with pytest.raises(ValueError, match="holds the first layers of its transformer"):
         sot.equip("deit_tiny_patch16_224", 3, pretrained=False, embed="ps")
-
-
-def test_scripts():
-    model, image = moving(timm.create_model("ps_vit_ti_14", num_classes=3, **TINY)).eval(), torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(torch.jit.script(model)(image), model(image))

@@ -127,7 +127,6 @@ class SecondOrderTransformer(VisionTransformer):
         else:
             self.head = self._new_head(num_classes, global_pool)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Besides timm's: the learned start vector and scale of the normalisation."""
         return super().no_weight_decay() | {"head.pool.norm.start", "head.pool.norm.log_scale"}

@@ -35,9 +35,8 @@ class DenseBlock(nn.Sequential):
         self.out_channels = channels + num_layers * growth
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102 TorchScript would compile what follows an `and`
-            if self._can_train_by_hand(x):
-                return self._train_by_hand(x)
+        if self._can_train_by_hand(x):
+            return self._train_by_hand(x)
         for layer in self:
             x = layer(x)
         return x
@@ -69,10 +68,7 @@ class Transition(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         # Pooling is linear: before the convolution it leaves a quarter of the work.
         if self.norm.training:
-            if torch.jit.is_scripting():
-                return self.conv(self.pool(self.norm(x)))
-            else:
-                return self.conv(self._pooled_norm(x))
+            return self.conv(self._pooled_norm(x))
         if x.is_meta:  # nothing is computed, only counted: multiply-adds as published
             return self.pool(self.conv(self.norm(x)))
         return self.conv(self.norm(self.pool(x)))  # without batch statistics the norm may wait, too

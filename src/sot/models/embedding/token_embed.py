@@ -129,12 +129,6 @@ class ConvolutionalEmbedding(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         image = image.contiguous(memory_format=torch.channels_last)
-        if torch.jit.is_scripting():
-            return self.out(self.stages(self.stem(image)))
-        else:
-            return self._in_pieces(image)
-
-    def _in_pieces(self, image: Tensor) -> Tensor:
         if any(module.training for module in self.modules()):
             by_hand = can_train_by_hand(image, list(self.stem))
             half = StemFunction.apply(image, *(self.stem[0].weight, self.stem[0].bias)) if by_hand else self.stem(image)

@@ -32,11 +32,8 @@ def performer_attention(query: Tensor, key: Tensor, value: Tensor, directions: T
     kept = value.dtype
     query, key, value = at_least_float32(query), at_least_float32(key), at_least_float32(value)
     directions = at_least_float32(directions)
-    if torch.jit.is_scripting():
+    with autocast_off(query):
         return linear_attention(query, key, value, directions).to(kept)
-    else:
-        with autocast_off(query):
-            return linear_attention(query, key, value, directions).to(kept)
 
 
 class TokenPerformer(nn.Module):

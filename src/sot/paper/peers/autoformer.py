@@ -171,7 +171,6 @@ class SearchedVisionTransformer(VisionTransformer):
             **kwargs,
         )
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Besides timm's: the relative positions."""
         tables = {name for name, _ in self.named_parameters() if "rel_pos_embed" in name}

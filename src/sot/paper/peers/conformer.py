@@ -104,7 +104,6 @@ class Conformer(nn.Module):
         self.reset_classifier(num_classes)
         self.init_weights()
 
-    @torch.jit.ignore
     def init_weights(self) -> None:
         """Truncated normal of std 0.02 for linear layers and class token, He's for convolutions."""
         trunc_normal_(self.cls_token, std=0.02)
@@ -115,25 +114,21 @@ class Conformer(nn.Module):
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """As the authors."""
         return {"cls_token"}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layers for layer-wise rates."""
         first = r"^conv1|^bn1|^conv_1|^trans_1|^trans_patch_conv|^cls_token"
         return {"stem": first, "blocks": [(r"^conv_trans_(\d+)", None), (r"^trans_norm", (99999,))]}
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute layers again in the backward pass instead of keeping what they computed."""
         for module in self.modules():
             if isinstance(module, CoupledBlock):
                 module.grad_checkpointing = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> tuple[nn.Module, nn.Module]:
         """The linear layers of the tokens and of the map."""
         return self.trans_cls_head, self.conv_cls_head
@@ -146,7 +141,6 @@ class Conformer(nn.Module):
             head = nn.Linear(width, num_classes) if num_classes > 0 else nn.Identity()
             setattr(self, name, head.to(self.cls_token).train(self.training))
 
-    @torch.jit.ignore
     def replace_embedding(self, kind: str) -> None:
         """Another network from the image to the map of both branches at stride 4: the paper's "+ours"."""
         channels, place = self.conv1.in_channels, self.conv1.weight
@@ -185,7 +179,6 @@ class Conformer(nn.Module):
             return torch.cat([tokens, x], dim=1)
         return self.trans_cls_head(tokens) + self.conv_cls_head(x)
 
-    @torch.jit.ignore
     def forward_branches(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the transformer and of the convolutions."""
         tokens, pooled = self.pool(self.forward_features(x))

@@ -92,7 +92,7 @@ class CoupledBlock(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
+        if self.grad_checkpointing:
             return checkpoint(self._forward, x, tokens)
         return self._forward(x, tokens)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from timm.models import generate_default_cfgs, register_model
 
 from sot.models.embedding.progressive_sampling import share_layers
@@ -41,7 +40,6 @@ class ProgressiveSamplingTransformer(PublishedTransformer):
         super().__init__(pos_embed="none", embed_layer=embed, **kwargs)
         share_layers(self, iterations)
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Groups for layer decay: the layers that sample come before the others."""
         return {

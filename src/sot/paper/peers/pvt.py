@@ -99,12 +99,10 @@ class PyramidVisionTransformer(nn.Module):
         for parameter in self.parameters(recurse=False):
             nn.init.trunc_normal_(parameter, std=0.02)
 
-    @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """As the authors: positions are decayed."""
         return {"cls_token"}
 
-    @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layers for layer-wise rates: a stage each, or a block each."""
         blocks = r"^block(\d+)" if coarse else r"^block(\d+)\.(\d+)"
@@ -113,14 +111,12 @@ class PyramidVisionTransformer(nn.Module):
             "blocks": [(blocks, None), (r"^(?:patch_embed|pos_embed)(\d+)|^cls_token", (0,)), (r"^norm", (99999,))],
         }
 
-    @torch.jit.ignore
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute blocks again in the backward pass instead of keeping what they computed."""
         for module in self.modules():
             if isinstance(module, PyramidBlock):
                 module.grad_checkpointing = enable
 
-    @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
         """The linear layer."""
         return self.head
@@ -132,7 +128,6 @@ class PyramidVisionTransformer(nn.Module):
         head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.head = head.to(self.cls_token).train(self.training)
 
-    @torch.jit.ignore
     def replace_embedding(self, kind: str) -> None:
         """Another embedding in the first stage: the paper's "+ours"."""
         self.register_module("patch_embed1", embedding_like(self.patch_embed1, kind))

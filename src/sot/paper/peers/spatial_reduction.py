@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, LayerNorm, Mlp, use_fused_attn
 from timm.models import checkpoint
@@ -68,7 +67,7 @@ class PyramidBlock(nn.Module):
         self.grad_checkpointing = False
 
     def forward(self, x: Tensor, grid: list[int]) -> Tensor:
-        if self.grad_checkpointing and not torch.jit.is_scripting():
+        if self.grad_checkpointing:
             return checkpoint(self._forward, x, grid)
         return self._forward(x, grid)
 
