@@ -10,10 +10,29 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
+from sot.bench.timing import thread_count
+from sot.ops import use
+from sot.ops.registry import HAS_NUMBA
+
+BACKENDS = [name for name in ("numba", "torch") if name != "numba" or HAS_NUMBA]  # those with kernels or formulae
+
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request):
+    with thread_count(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    """Every backend that is installed, wherever it can compute what it is given."""
+    with use(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-
-from sot.core import simd
 
 FLOAT32 = 1e-7  # below this share of the largest a singular value is what rounding makes of a zero
 
@@ -63,20 +59,6 @@ def with_spectrum(*values: float, rows: int | None = None, columns: int | None =
     return left @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ right.mT
 
 
-def graph_of(result: Tensor) -> list[str]:
-    """Names of the functions that a result came through, back to its first input."""
-    node, names = result.grad_fn, []
-    while node is not None and node.next_functions:
-        names.append(node.name())
-        node = node.next_functions[0][0]
-    return names
-
-
-def without_kernels(monkeypatch: Any) -> None:
-    """As if numba were not installed."""
-    monkeypatch.setattr(simd, "kernels", lambda name: None)
-
-
 torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
 UGLY = {
     "zero": torch.zeros(6, 6),
@@ -95,5 +77,5 @@ UGLY = {
     "graded": with_spectrum(*[10.0**-k for k in range(6)]).float(),
     "scaled rows": torch.randn(12, 12) * torch.logspace(-3, 3, 12)[:, None],
     "large": torch.randn(4, 38, 38),
-    "as large as it gets": torch.randn(4, simd.MAX_COLUMNS, simd.MAX_COLUMNS),
+    "as large as it gets": torch.randn(4, 64, 64),
 }

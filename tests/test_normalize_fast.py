@@ -6,20 +6,17 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from reference import FLOAT32, power_of_svd, relative_error, with_spectrum, without_kernels
+from reference import FLOAT32, power_of_svd, relative_error, with_spectrum
 from sot.core.head import HeadConfig, SecondOrderHead
-from sot.core.newton_schulz import PIECE, POLAR_STEPS, ROOT_STEPS, _newton_schulz
-from sot.core.normalize import (
-    fast_singular_value_power_norm,
-    matrix_square_root,
-    product_singular_value_power_norm,
-    singular_value_power_norm,
-    square_root_of_product,
-)
-from sot.core.pooling import CrossCovariancePool
-from sot.core.power_iteration import _deflate
-from sot.core.spectral import _any_slopes, _quarter_slopes, _root_slopes
+from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
+from sot.core.normalizers import NormSettings, build_norm
+from sot.ops.matrix_root import root_of_product
+from sot.ops.matrix_root.reference import square_root
+from sot.ops.matrix_root.torch import PIECE
+from sot.ops.svpn.slopes import any_slopes, half_slopes, quarter_slopes
+from sot.ops.svpn_fast.reference import power as deflated_power
 
+pytestmark = pytest.mark.usefixtures("threads")
 torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
 UGLY = {
     "random": torch.randn(3, 5, 5),
@@ -50,7 +47,7 @@ def grads(function, inputs, grad):
 @ugly
 @scales
 @pytest.mark.parametrize("exponent", [0.1, 0.25, 0.3, 0.5, 1.0])
-def test_exact_in_float32_is_the_definition(matrix, scale, exponent):
+def test_exact_in_float32_is_the_definition(backend, matrix, scale, exponent):
     matrix = matrix * scale
     expected = power_of_svd(matrix.double(), exponent, FLOAT32)
     actual = singular_value_power_norm(matrix, exponent).double()
@@ -58,11 +55,8 @@ def test_exact_in_float32_is_the_definition(matrix, scale, exponent):
 
 
 @pytest.mark.parametrize("exponent", [0.1, 0.25, 0.5])
-@pytest.mark.parametrize("kernels", [True, False])
-def test_what_rounding_makes_of_zeros_is_not_raised_to_a_power(kernels, exponent, monkeypatch):
+def test_what_rounding_makes_of_zeros_is_not_raised_to_a_power(backend, exponent):
     """A sentence has fewer words than a head has channels: all that float32 adds to its rank is rounding."""
-    if not kernels:
-        without_kernels(monkeypatch)
     left, right = torch.randn(50, 5, 32), torch.randn(50, 5, 32)
     expected = power_of_svd(left.double().mT @ right.double(), exponent, 1e-14)
     assert relative_error(singular_value_power_norm(left.mT @ right, exponent), expected) < 2e-6
@@ -80,7 +74,7 @@ def test_exact_in_float32_is_closer_than_the_svd_of_float32():
 @ugly
 @scales
 @pytest.mark.parametrize("exponent", [0.25, 0.3, 0.5, 0.9])
-def test_exact_gradient_in_float32_is_that_of_float64(matrix, scale, exponent):
+def test_exact_gradient_in_float32_is_that_of_float64(backend, matrix, scale, exponent):
     matrix, grad = matrix * scale, torch.randn(matrix.shape)
     (expected,) = grads(lambda m: singular_value_power_norm(m, exponent), [matrix.double()], grad.double())
     (actual,) = grads(lambda m: singular_value_power_norm(m, exponent), [matrix], grad)
@@ -97,7 +91,7 @@ def test_exact_gradient_in_float32_is_close_where_the_matrix_is_determined(spect
     assert relative_error(actual.double(), expected) < 2e-5
 
 
-def test_a_smaller_smoothing_than_the_gram_matrix_resolves_goes_through_the_svd():
+def test_a_smaller_smoothing_is_followed(backend):
     matrix, grad = with_spectrum(1, 0.1, 1e-3), torch.randn(3, 3, dtype=torch.float64)
     for eps in (1e-7, 1e-12):
         (expected,) = grads(lambda m, eps=eps: singular_value_power_norm(m, 0.5, eps), [matrix], grad)
@@ -106,10 +100,10 @@ def test_a_smaller_smoothing_than_the_gram_matrix_resolves_goes_through_the_svd(
 
 
 @pytest.mark.parametrize("eps", [1e-5, 1e-2])
-@pytest.mark.parametrize(("slopes", "exponent"), [(_root_slopes, 0.5), (_quarter_slopes, 0.25)])
+@pytest.mark.parametrize(("slopes", "exponent"), [(half_slopes, 0.5), (quarter_slopes, 0.25)])
 def test_slopes_of_roots_are_the_general_ones(slopes, exponent, eps):
     unit = torch.tensor([[1, 1, 0.5, 0.5 - 1e-9, 1e-3, 1e-6, 0, 0]], dtype=torch.float64)
-    for ours, general in zip(slopes(unit, eps), _any_slopes(unit, exponent, eps)):
+    for ours, general in zip(slopes(unit, eps), any_slopes(unit, exponent, eps)):
         assert torch.allclose(ours, general, rtol=1e-9, atol=1e-12)
 
 
@@ -122,10 +116,10 @@ def test_slopes_of_roots_are_the_general_ones(slopes, exponent, eps):
 def test_fast_closed_form_is_the_iteration(matrix, scale, exponent):
     matrix, start = matrix * scale, torch.randn(matrix.shape[-1])
     grad = torch.randn(matrix.shape)
-    expected = _deflate(matrix.double(), start.double(), exponent, 1, 1)
+    expected = deflated_power(matrix.double(), start.double(), exponent, 1, 1)
     actual = fast_singular_value_power_norm(matrix, start, exponent)
     assert (actual.double() - expected).norm() <= 1e-5 * expected.norm()
-    wanted = grads(lambda m, s: _deflate(m, s, exponent, 1, 1), [matrix.double(), start.double()], grad.double())
+    wanted = grads(lambda m, s: deflated_power(m, s, exponent, 1, 1), [matrix.double(), start.double()], grad.double())
     ours = grads(lambda m, s: fast_singular_value_power_norm(m, s, exponent), [matrix, start], grad)
     sizes = (scale ** (exponent - 1), scale**exponent)  # of the two gradients, apart from what cancels
     for one, other, size in zip(ours, wanted, sizes):
@@ -156,9 +150,9 @@ def test_second_derivatives_are_those_of_the_definition():
 def test_square_root_and_its_gradient_are_those_of_the_plain_iteration(num_iterations, batch):
     tokens = torch.randn(*batch, 9, 4, dtype=torch.float64)
     spd, grad = tokens.mT @ tokens, torch.randn(*batch, 4, 4, dtype=torch.float64)
-    assert torch.allclose(matrix_square_root(spd, num_iterations), _newton_schulz(spd, num_iterations))
+    assert torch.allclose(matrix_square_root(spd, num_iterations), square_root(spd, num_iterations))
     (ours,) = grads(lambda m: matrix_square_root(m, num_iterations), [spd], grad)
-    (plain,) = grads(lambda m: _newton_schulz(m, num_iterations), [spd], grad)
+    (plain,) = grads(lambda m: square_root(m, num_iterations), [spd], grad)
     assert torch.allclose(ours, plain)
 
 
@@ -168,9 +162,7 @@ def test_square_root_in_pieces_rounds_as_the_plain_iteration(rank, num_iteration
     tokens, grad = torch.randn(90, rank, 83, dtype=torch.float64), torch.randn(90, 83, 83, dtype=torch.float64)
     spd = tokens.mT @ tokens
     assert spd.numel() > 2 * PIECE
-    plain_root, our_root = (
-        partial(root, num_iterations=num_iterations) for root in (_newton_schulz, matrix_square_root)
-    )
+    plain_root, our_root = (partial(root, num_iterations=num_iterations) for root in (square_root, matrix_square_root))
     exact, plain, ours = (
         (root(matrix), *grads(root, [matrix], grad.to(matrix)))
         for root, matrix in ((plain_root, spd), (plain_root, spd.float()), (our_root, spd.float()))
@@ -190,7 +182,7 @@ def test_square_root_of_tiny_and_huge_matrices(scale):
 def test_square_root_of_zero_among_others():
     spd = torch.stack([torch.zeros(3, 3), torch.eye(3)])
     (ours,) = grads(matrix_square_root, [spd], torch.ones(2, 3, 3))
-    (plain,) = grads(lambda m: _newton_schulz(m, 5), [spd], torch.ones(2, 3, 3))
+    (plain,) = grads(lambda m: square_root(m, 5), [spd], torch.ones(2, 3, 3))
     assert torch.allclose(ours, plain) and torch.equal(matrix_square_root(spd)[0], torch.zeros(3, 3))
 
 
@@ -198,73 +190,40 @@ def test_square_root_of_zero_among_others():
 @pytest.mark.parametrize("shape", [(1, 6), (2, 3, 4, 6), (2, 6, 6), (2, 9, 6), (0, 3, 6)])
 def test_square_root_of_a_product_is_that_of_the_matrix(shape, num_iterations):
     rows = torch.randn(shape, dtype=torch.float64)
-    matrix = _newton_schulz(rows.mT @ rows, num_iterations)
-    assert torch.allclose(square_root_of_product(rows, num_iterations), matrix, atol=1e-9)
-    assert torch.equal(square_root_of_product(0 * rows, num_iterations), 0 * matrix)
+    matrix = square_root(rows.mT @ rows, num_iterations)
+    assert torch.allclose(root_of_product(rows, num_iterations), matrix, atol=1e-9)
+    assert torch.equal(root_of_product(0 * rows, num_iterations), 0 * matrix)
 
 
 def test_square_root_of_a_product_has_the_gradients_of_its_definition():
     rows = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(square_root_of_product, rows) and gradgradcheck(lambda r: square_root_of_product(r, 3), rows)
+    assert gradcheck(lambda r: root_of_product(r, 5), rows) and gradgradcheck(lambda r: root_of_product(r, 3), rows)
     assert torch.equal(
-        grads(square_root_of_product, [torch.zeros(2, 3, 4)], torch.ones(2, 4, 4))[0], torch.zeros(2, 3, 4)
+        grads(lambda r: root_of_product(r, 5), [torch.zeros(2, 3, 4)], torch.ones(2, 4, 4))[0], torch.zeros(2, 3, 4)
     )
 
 
 def test_square_root_of_a_product_rounds_less_than_that_of_a_deficient_matrix():
     rows = torch.randn(8, 5, 48)
-    exact = square_root_of_product(rows.double(), 12)
-    usual = relative_error(_newton_schulz(rows.mT @ rows, 12), exact)
-    assert relative_error(square_root_of_product(rows, 12), exact) < min(1e-6, usual)
-    assert square_root_of_product(rows.bfloat16()).dtype == torch.bfloat16
+    exact = root_of_product(rows.double(), 12)
+    usual = relative_error(square_root(rows.mT @ rows, 12), exact)
+    assert relative_error(root_of_product(rows, 12), exact) < min(1e-6, usual)
+    assert root_of_product(rows.bfloat16(), 5).dtype == torch.bfloat16
 
 
-# --- svPN by products only -----------------------------------------------------------------------------------
+# --- what is left of svPN by products, and runtimes without decompositions -------------------------------------
 
 
-@pytest.mark.parametrize("steps, lowest", [(POLAR_STEPS, 0.004), (ROOT_STEPS, 0.06)])
-def test_quintics_take_all_they_promise_to_one(steps, lowest):
-    x = torch.logspace(torch.tensor(lowest).log10(), 0, 10001, dtype=torch.float64)
-    for a, b, c in steps:
-        x = a * x + b * x**3 + c * x**5
-    assert (x - 1).abs().max() < 1e-6
-
-
-@scales
-@pytest.mark.parametrize("shape", [(14, 14), (24, 24), (9, 5), (5, 9), (1, 1), (3, 1)])
-def test_products_give_svpn_to_rounding_on_ordinary_matrices(shape, scale):
-    values = torch.linspace(1, 0.01, min(shape)).tolist()
-    matrix = torch.stack([with_spectrum(*values, rows=shape[0], columns=shape[1]) for _ in range(5)])
-    expected = power_of_svd(matrix * scale, 0.5)
-    assert relative_error(product_singular_value_power_norm((matrix * scale).float()).double(), expected) < 3e-6
-    assert relative_error(product_singular_value_power_norm(matrix * scale), expected) < 1e-6
-
-
-@ugly
-def test_products_are_off_by_less_than_the_root_of_what_they_do_not_resolve(matrix):
-    result = product_singular_value_power_norm(matrix).double()
-    largest = torch.linalg.matrix_norm(matrix.double(), 2)[:, None, None].clamp_min(1e-30)
-    # ‖QᵀQ‖_F is at most √n λ₁², so 0.004 of its root is at most 0.004 n^¼ λ₁
-    assert ((result - power_of_svd(matrix.double(), 0.5)) / largest.sqrt()).abs().max() < (0.004 * 7**0.25) ** 0.5
-    (grad,) = grads(product_singular_value_power_norm, [matrix], torch.randn(matrix.shape))
-    assert grad.isfinite().all()
-
-
-def test_gradient_of_the_products():
-    matrix = torch.stack([with_spectrum(1, 0.5, 0.2, 0.05), with_spectrum(1, 1, 0.5, 0.5)])
-    assert gradcheck(product_singular_value_power_norm, matrix.requires_grad_())
-    grad = torch.randn_like(matrix)
-    (expected,) = grads(singular_value_power_norm, [matrix], grad)
-    (actual,) = grads(product_singular_value_power_norm, [matrix], grad)
-    assert relative_error(actual, expected) < 1e-4
-
-
-def test_products_need_the_exponent_one_half():
+def test_the_norm_by_products_of_older_models_is_svpn_where_singular_values_are_not_small():
+    norm = build_norm("svpn_matmul", NormSettings(4, 4))
+    for shape in ((4, 4), (6, 4), (4, 6)):
+        matrix = with_spectrum(1, 0.5, 0.2, 0.05, rows=shape[0], columns=shape[1])
+        assert relative_error(norm(matrix), power_of_svd(matrix, 0.5)) < 1e-6
     with pytest.raises(ValueError, match=r"svpn_matmul has exponent 0.5 only, got 0.3"):
-        CrossCovariancePool(16, norm="svpn_matmul", exponent=0.3)
+        build_norm("svpn_matmul", NormSettings(4, 4, exponent=0.3))
 
 
-@pytest.mark.parametrize("norm", ["svpn_matmul", "svpn_fast"])
+@pytest.mark.parametrize("norm", ["svpn", "svpn_fast"])
 def test_a_head_of_products_runs_in_onnx_at_another_batch_and_length(norm, tmp_path):
     import onnxruntime
 

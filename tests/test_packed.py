@@ -3,22 +3,16 @@
 import pytest
 import torch
 
-from reference import relative_error, without_kernels
-from sot.bench.timing import thread_count
-from sot.core import simd
+from reference import relative_error
 from sot.core.head import POOLS, HeadConfig
-from sot.core.packed import Packed, packed_covariance
+from sot.core.packed import Packed
+from sot.ops import use
+from sot.ops.cross_covariance import projected_covariance, takes_packed
+
+pytestmark = pytest.mark.usefixtures("backend", "threads")
 
 COUNTS = [5, 0, 1, 12, 3, 4]  # fewer than a tile of the kernels, none, and what is left over of tiles
 DIM = 32
-
-
-@pytest.fixture(autouse=True, params=["kernels", "torch"])
-def way(request, monkeypatch):
-    if request.param == "torch":
-        without_kernels(monkeypatch)
-    with thread_count(1):
-        yield request.param
 
 
 def packed(counts=COUNTS, dim=DIM, dtype=torch.float32):
@@ -58,13 +52,15 @@ CONFIGS |= {"exact": HeadConfig(norm="svpn", exponent=0.25), "centred": HeadConf
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [1, 1, 1], [7, 7], [2, 1]])
+@pytest.mark.parametrize("accelerated", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pooling_gives_what_it_gives_of_padded_tokens(name, counts):
+def test_a_pooling_gives_what_it_gives_of_padded_tokens(name, accelerated, counts):
     pool = POOLS[CONFIGS[name].pool](DIM, CONFIGS[name])
+    pool.accelerated = accelerated
     one, starts = packed(counts)
     other = one.clone()
     inputs = [one.requires_grad_(), other.requires_grad_()]
-    results = [pool.pool_packed(Packed(one, starts)), pool(*Packed(other, starts).padded())]
+    results = [pool(Packed(one, starts)), pool(*Packed(other, starts).padded())]
     assert results[0].shape == (len(counts), pool.out_features)
     assert is_close(*results, 1e-5)
     grad = torch.randn_like(results[0])
@@ -78,13 +74,12 @@ def test_a_pooling_gives_what_it_gives_of_padded_tokens(name, counts):
 
 @pytest.mark.parametrize("counts", [COUNTS, [300, 2], [256, 257]])
 @pytest.mark.parametrize("shape", [(6, 14, 14), (1, 8, 24), (2, 9, 31)])
-def test_kernels_make_the_covariance_and_its_gradients(counts, shape, way):
+def test_kernels_make_the_covariance_and_its_gradients(counts, shape, backend):
     heads, m, n = shape
     given, weight = packed(counts), torch.randn(heads * (m + n), DIM)
-    if way == "torch":
-        assert not simd.can_multiply_packed(given.tokens, weight, heads, m)
+    assert takes_packed(given.tokens.unsqueeze(0), weight, heads, m) == (backend == "numba")
+    if backend == "torch":
         return
-    assert simd.can_multiply_packed(given.tokens, weight, heads, m)
     grad = torch.randn(len(counts), heads, m, n)
 
     def by_definition(tokens, weight):
@@ -99,25 +94,33 @@ def test_kernels_make_the_covariance_and_its_gradients(counts, shape, way):
     expected = by_definition(*exact)
     slopes = torch.autograd.grad(expected, exact, grad.double())
     inputs = given.tokens.requires_grad_(), weight.requires_grad_()
-    result = packed_covariance(Packed(inputs[0], given.starts), weight, heads, m)
+    result = projected_covariance(inputs[0].unsqueeze(0), weight, heads, m, starts=given.starts)
+    result = result / given.counts[:, :, None, None]
     assert relative_error(result, expected) < 1e-6
     for one, other in zip(torch.autograd.grad(result, inputs, grad), slopes):
         assert relative_error(one, other) < 1e-6
 
 
-def test_what_kernels_cannot_take_goes_another_way():
-    weight, tokens = torch.randn(2 * 28, DIM), packed().tokens
-    for other in (tokens.double(), tokens[:3], tokens.bfloat16(), tokens[:, ::2]):
-        assert not simd.can_multiply_packed(other, weight[:, : other.shape[1]].to(other.dtype), 2, 14)
-    assert not simd.can_multiply_packed(tokens, torch.randn(2 * 28, DIM), 2, 7)
-    with thread_count(2):
-        assert not simd.can_multiply_packed(tokens, weight, 2, 14)
+def test_what_kernels_cannot_take_is_padded():
+    weight, tokens = torch.randn(2 * 28, DIM), packed().tokens.unsqueeze(0)
+    with use("auto"):
+        for other in (tokens.double(), tokens[:, :3], tokens.bfloat16()):
+            assert not takes_packed(other, weight.to(other.dtype), 2, 14)
+        assert not takes_packed(tokens, weight, 2, 7)
+
+
+def test_a_second_derivative_of_packed_tokens_is_refused_in_a_sentence(backend):
+    given, weight = packed(), torch.randn(2 * 28, DIM, requires_grad=True)
+    if takes_packed(given.tokens.unsqueeze(0), weight, 2, 14):
+        value = projected_covariance(given.tokens.unsqueeze(0), weight, 2, 14, starts=given.starts)
+        with pytest.raises(NotImplementedError, match="packed tokens have a first derivative only"):
+            torch.autograd.grad(value.sum(), weight, create_graph=True)
 
 
 def test_a_bad_number_stays_in_its_sample():
     pool, given = POOLS["mgcrp"](DIM, HeadConfig(norm="svpn")), packed()
-    clean = pool.pool_packed(given)
+    clean = pool(given)
     given.tokens[given.starts[3] + 2] = float("nan")
-    result = pool.pool_packed(given)
+    result = pool(given)
     others = torch.arange(len(COUNTS)) != 3
     assert result[3].isnan().all() and torch.equal(result[others], clean[others])

@@ -11,6 +11,7 @@ from sot.core.head import POOLS, HeadConfig
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, keep
 
+pytestmark = pytest.mark.usefixtures("threads")
 DIM = 16
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4}
 CONFIGS = {name: HeadConfig(pool=name, **SMALL, reduced_dim=5) for name in POOLS}
@@ -26,7 +27,7 @@ def tokens(batch=3, length=7):
 
 
 def test_cross_covariance_is_the_papers_formula():
-    pool = CrossCovariancePool(DIM, heads=2, left_dim=3, right_dim=4, norm="svpn").double()
+    pool = CrossCovariancePool(DIM, heads=2, left_dim=3, right_dim=4, norm="svpn", exponent=0.5).double()
     z = tokens()
     w, r = pool.projection.weight.split([6, 8])
     expected = []
@@ -73,11 +74,11 @@ def test_covariance_of_few_tokens_and_its_gradient_are_those_of_the_whole_matrix
     z, mask = tokens(4).to(given).requires_grad_(), torch.ones(4, 7, dtype=torch.bool)
     mask[1, 4:], mask[2, 1:], mask[3] = False, False, False
     results, seen = [], []
-    for hooked in (False, True):  # who hooks the norm is shown the covariance
-        handle = pool.norm.register_forward_hook(lambda *_: seen.append(1)) if hooked else None
+    pool.norm.register_forward_hook(lambda *_: seen.append(1))
+    for pool.accelerated in (True, False):  # without, the norm is shown the covariance
         output = torch.stack([pool(z), pool(z, mask)])
         results.append([output, *torch.autograd.grad(output.square().sum(), [z, *pool.parameters()])])
-        assert output.dtype == given and len(seen) == (2 if handle else 0)
+        assert output.dtype == given and len(seen) == (0 if pool.accelerated else 2)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.05}[given]
     for ours, expected in zip(*results, strict=True):
         assert torch.allclose(ours, expected, rtol=tolerance, atol=tolerance * float(expected.detach().abs().max()))
@@ -241,12 +242,12 @@ def test_unprojected_attention_is_attention(pool):
     mask = torch.ones(3, 7, dtype=torch.bool)
     mask[1, 4:], mask[2] = False, False
     results = []
-    for hooked in (False, True):  # with a hook every token passes through the layer
-        layer = pool.kv if isinstance(pool, AttentionPool) else pool.values
-        handle = layer.register_forward_hook(lambda *_: None) if hooked else None
+    calls = []
+    layer = pool.kv if isinstance(pool, AttentionPool) else pool.values
+    layer.register_forward_hook(lambda *_: calls.append(1))
+    for pool.accelerated in (True, False):  # without, every token passes through the layer
         output = torch.stack([pool(tokens), pool(tokens, mask)])
         results.append([output, *torch.autograd.grad(output.square().sum(), [tokens, *pool.parameters()])])
-        if handle is not None:
-            handle.remove()
+        assert len(calls) == (0 if pool.accelerated else 2)
     for ours, expected in zip(*results, strict=True):
         assert torch.allclose(ours, expected, rtol=1e-9, atol=1e-9)

@@ -7,9 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_positive
-from sot.core.covariance import is_plain
 from sot.core.pooling import Pool
-from sot.core.precision import is_eager
 
 
 def attention_mask(mask: Tensor) -> Tensor:
@@ -43,13 +41,8 @@ class AttentionPool(Pool):
         nn.init.trunc_normal_(self.latent, std=self.dim**-0.5)
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            attended = self._attend(tokens, mask)
-        elif is_eager() and is_plain(self.kv, tokens):
-            attended = self._attend_unprojected(tokens, mask)
-        else:
-            attended = self._attend(tokens, mask)
-        pooled = self.proj(attended)
+        attend = self._attend_unprojected if self.can_skip(self.kv, tokens) else self._attend
+        pooled = self.proj(attend(tokens, mask))
         return pooled + self.mlp(self.norm(pooled))
 
     def _attend(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
@@ -102,9 +95,8 @@ class EfficientProbing(Pool):
         scores = self.queries.to(tokens.dtype) @ tokens.mT * self.dim**-0.5  # (batch, queries, tokens)
         if mask is not None:
             scores = scores.masked_fill(~attention_mask(mask)[:, 0], -float("inf"))
-        if not torch.jit.is_scripting():  # noqa: SIM102 TorchScript would compile what follows an `and`
-            if is_eager() and is_plain(self.values, tokens):  # Σ aVx = V Σ ax: project the means, not the tokens
-                weights = self.values.weight.view(self.num_queries, -1, self.dim)
-                return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
+        if self.can_skip(self.values, tokens):  # Σ aVx = V Σ ax: project the means, not the tokens
+            weights = self.values.weight.view(self.num_queries, -1, self.dim)
+            return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
         values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
         return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)

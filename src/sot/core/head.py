@@ -14,7 +14,6 @@ from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.checks import check_positive
 from sot.core.head_config import HeadConfig as HeadConfig
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, Pool
-from sot.core.products import Linear
 
 
 def _second_order(config: HeadConfig) -> dict[str, Any]:
@@ -67,10 +66,10 @@ class SecondOrderHead(nn.Module):
         self.class_linear: nn.Module = nn.Identity()
         self.word_linear: nn.Module = nn.Identity()
         if num_classes > 0 and self.fusion in ("sum", "late", "class"):
-            self.class_linear = Linear(self.class_features, num_classes).to(old)
+            self.class_linear = nn.Linear(self.class_features, num_classes).to(old)
         if num_classes > 0 and self.fusion != "class":
             features = self.num_features if self.fusion == "concat" else self.word_features
-            self.word_linear = Linear(features, num_classes).to(old)
+            self.word_linear = nn.Linear(features, num_classes).to(old)
         init_linear(self.class_linear)
         init_linear(self.word_linear)
 

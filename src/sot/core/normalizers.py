@@ -11,23 +11,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_exponent, check_positive
-from sot.core.exportable import ROOTS, exportable_singular_value_power_norm
 from sot.core.normalize import (
     element_power_norm,
     fast_singular_value_power_norm,
     matrix_power_norm,
     matrix_square_root,
-    product_singular_value_power_norm,
     singular_value_power_norm,
 )
-from sot.core.precision import is_exporting
+from sot.ops.precision import autocast_off
+from sot.ops.svpn.export import former_power
 
 
 class SingularValuePowerNorm(nn.Module):
-    """Exact svPN; see `singular_value_power_norm`.
-
-    Exporters are given the exponents ½ and ¼ as matrix products: few runtimes have decompositions.
-    """
+    """Exact svPN; see `singular_value_power_norm`."""
 
     def __init__(self, exponent: float = 0.5) -> None:
         super().__init__()
@@ -35,9 +31,6 @@ class SingularValuePowerNorm(nn.Module):
         self.exponent = exponent
 
     def forward(self, matrix: Tensor) -> Tensor:
-        if not torch.jit.is_scripting():  # noqa: SIM102  alone, for the compiler of TorchScript to skip what follows
-            if self.exponent in ROOTS and is_exporting():
-                return exportable_singular_value_power_norm(matrix, self.exponent)
         return singular_value_power_norm(matrix, self.exponent)
 
 
@@ -62,8 +55,8 @@ class FastSingularValuePowerNorm(nn.Module):
         return fast_singular_value_power_norm(matrix, self.start, self.exponent, self.num_values, self.num_iterations)
 
 
-class ProductSingularValuePowerNorm(nn.Module):
-    """svPN of exponent ½ by matrix products only; see `product_singular_value_power_norm`."""
+class FormerProductNorm(nn.Module):
+    """svPN of exponent ½ by matrix products, for models that were saved with it; new ones are better off with `svpn`."""
 
     def __init__(self, exponent: float = 0.5) -> None:
         super().__init__()
@@ -71,7 +64,9 @@ class ProductSingularValuePowerNorm(nn.Module):
             raise ValueError(f"svpn_matmul has exponent 0.5 only, got {exponent}; svpn takes any")
 
     def forward(self, matrix: Tensor) -> Tensor:
-        return product_singular_value_power_norm(matrix)
+        wide = matrix.shape[-2] < matrix.shape[-1]
+        with autocast_off(matrix):
+            return former_power(matrix.mT).mT if wide else former_power(matrix)
 
 
 class MatrixPowerNorm(nn.Module):
@@ -152,7 +147,7 @@ NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "svpn_fast": lambda s: FastSingularValuePowerNorm(
         s.right_dim, s.exponent, s.num_values, 1 if s.num_iterations is None else s.num_iterations
     ),
-    "svpn_matmul": lambda s: ProductSingularValuePowerNorm(s.exponent),
+    "svpn_matmul": lambda s: FormerProductNorm(s.exponent),
     "mpn": lambda s: MatrixPowerNorm(s.exponent),
     "isqrt": lambda s: MatrixSquareRoot(5 if s.num_iterations is None else s.num_iterations),
     "epn": lambda s: ElementPowerNorm(s.exponent),

@@ -9,13 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sot.core import simd
 from sot.core.checks import check_positive
-from sot.core.covariance import covariance, is_plain, projected_covariance, split_heads
-from sot.core.normalize import square_root_of_product
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, MatrixSquareRoot, NormSettings, build_norm
-from sot.core.packed import Packed, packed_covariance
-from sot.core.precision import at_least_float32, autocast_off, is_eager, is_hooked, is_observed
+from sot.core.packed import Packed
+from sot.ops.cross_covariance import cross_covariance, projected_covariance, takes_packed
+from sot.ops.matrix_root import root_of_product
+from sot.ops.precision import at_least_float32, autocast_off, is_autocast
 
 
 def check_tokens(tokens: Tensor, mask: Tensor | None, dim: int) -> None:
@@ -36,21 +35,16 @@ def keep(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         return tokens, torch.ones(tokens.shape[:2], device=tokens.device).sum(1, keepdim=True)
     dropped = mask == 0
     count = (~dropped).float().sum(1, keepdim=True).clamp_min(1)
-    if not torch.jit.is_scripting():  # noqa: SIM102  alone, for the compiler of TorchScript to skip what follows
-        if tokens.device.type == "cpu" and is_eager() and not is_observed():
-            return _fill_rows(tokens, dropped), count
     return tokens.masked_fill(dropped.unsqueeze(-1), 0), count
 
 
-@torch.jit.unused
-def _fill_rows(tokens: Tensor, dropped: Tensor) -> Tensor:
-    """`masked_fill` of whole tokens with zero; on a CPU five times as fast as a look at every number."""
-    rows = dropped.flatten().nonzero()[:, 0]
-    return tokens.flatten(0, 1).index_fill(0, rows, 0).view_as(tokens)
-
-
 class Pool(nn.Module):
-    """Base: checks its input, then `pool`. `dim` is the width of a token, `out_features` that of the result."""
+    """Base: checks its input, then `pool`. `dim` is the width of a token, `out_features` that of the result.
+
+    `accelerated`, which `sot.accelerate` sets, allows a pooling not to call its layers where it knows a shorter way.
+    """
+
+    accelerated = False
 
     def __init__(self, dim: int, out_features: int) -> None:
         super().__init__()
@@ -58,9 +52,10 @@ class Pool(nn.Module):
         self.dim = dim
         self.out_features = out_features
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        if not torch.jit.is_scripting():
-            check_tokens(tokens, mask, self.dim)
+    def forward(self, tokens: Tensor | Packed, mask: Tensor | None = None) -> Tensor:
+        if isinstance(tokens, Packed):
+            return self.pool_packed(tokens)
+        check_tokens(tokens, mask, self.dim)
         kept, count = keep(tokens, mask)
         return self.pool(kept, mask, count)
 
@@ -68,10 +63,14 @@ class Pool(nn.Module):
         """What `keep` gives, pooled."""
         raise NotImplementedError
 
-    @torch.jit.unused
     def pool_packed(self, packed: Packed) -> Tensor:
         """The same of tokens without padding, for whoever has them so."""
         return self.pool(*packed.padded(), packed.counts)
+
+    def can_skip(self, linear: nn.Module, tokens: Tensor) -> bool:
+        """Whether `tokens @ weightᵀ` may be had without calling the layer: adapters replace it, autocast halves it."""
+        usual = type(linear) is nn.Linear and linear.weight.dtype == tokens.dtype
+        return self.accelerated and usual and not is_autocast(tokens)
 
 
 class AveragePool(Pool):
@@ -107,10 +106,10 @@ class CrossCovariancePool(Pool):
         heads: int = 6,
         left_dim: int = 14,
         right_dim: int = 14,
-        norm: str = "svpn_fast",
-        exponent: float = 0.5,
+        norm: str = "svpn",
+        exponent: float = 0.25,
         num_values: int = 1,
-        num_iterations: int | None = 1,
+        num_iterations: int | None = None,
         center: bool = False,
     ) -> None:
         check_positive(heads=heads, left_dim=left_dim, right_dim=right_dim)
@@ -123,26 +122,28 @@ class CrossCovariancePool(Pool):
         self.norm = build_norm(norm, NormSettings(left_dim, right_dim, exponent, num_values, num_iterations))
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
-        if torch.jit.is_scripting():
-            left, right = split_heads(self.projection(tokens), self.heads, self.left_dim)
-            normalized = self.norm(covariance(left, right, count, mask, self.center))
-        elif not (self.center and mask is not None) and is_eager() and is_plain(self.projection, tokens):
+        if self.can_skip(self.projection, tokens) and not (self.center and mask is not None):
             weight = self.projection.weight
             product = projected_covariance(tokens, weight, self.heads, self.left_dim, self.center)
-            normalized = self.norm(product / count.to(product.dtype)[:, :, None, None])
         else:
-            left, right = split_heads(self.projection(tokens), self.heads, self.left_dim)
+            projected = at_least_float32(self.projection(tokens))
+            if self.center:
+                projected, _ = keep(projected - _mean(projected, count), mask)
             with autocast_off(tokens):
-                normalized = self.norm(covariance(left, right, count, mask, self.center))
-        return normalized.flatten(1).to(tokens.dtype)
+                product = cross_covariance(projected, self.heads, self.left_dim)
+        return self._normalized(product, count).to(tokens.dtype)
 
-    @torch.jit.unused
+    def _normalized(self, product: Tensor, count: Tensor) -> Tensor:
+        with autocast_off(product):
+            return self.norm(product / count.to(product.dtype)[:, :, None, None]).flatten(1)
+
     def pool_packed(self, packed: Packed) -> Tensor:
-        weight = self.projection.weight
-        plain = not self.center and is_eager() and is_plain(self.projection, packed.tokens)
-        if not (plain and simd.can_multiply_packed(packed.tokens, weight, self.heads, self.left_dim)):
+        tokens, weight = packed.tokens.unsqueeze(0), self.projection.weight
+        short = self.can_skip(self.projection, tokens) and not self.center
+        if not (short and takes_packed(tokens, weight, self.heads, self.left_dim)):
             return super().pool_packed(packed)
-        return self.norm(packed_covariance(packed, weight, self.heads, self.left_dim)).flatten(1)
+        product = projected_covariance(tokens, weight, self.heads, self.left_dim, starts=packed.starts)
+        return self._normalized(product, packed.counts)
 
 
 class CovariancePool(Pool):
@@ -167,39 +168,27 @@ class CovariancePool(Pool):
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         reduced, _ = keep(self.projection(tokens), mask)  # again: the projection has a bias
-        if torch.jit.is_scripting():
-            normalized = self._normalized(reduced, count, mask)
-        else:
-            with autocast_off(tokens):
-                normalized = self._normalize(reduced, count, mask)
-        return self._upper_triangle(normalized).to(tokens.dtype)
+        return self._pool_reduced(reduced, mask, count).to(tokens.dtype)
 
-    @torch.jit.unused
     def pool_packed(self, packed: Packed) -> Tensor:
         reduced, mask = Packed(self.projection(packed.tokens), packed.starts).padded()
-        with autocast_off(reduced):
-            return self._upper_triangle(self._normalize(reduced, packed.counts, mask)).to(reduced.dtype)
+        return self._pool_reduced(reduced, mask, packed.counts).to(reduced.dtype)
 
-    def _upper_triangle(self, normalized: Tensor) -> Tensor:
-        upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=normalized.device)
-        places = upper[0] * self.reduced_dim + upper[1]
-        return normalized.flatten(1).index_select(1, places)
-
-    @torch.jit.unused
-    def _normalize(self, reduced: Tensor, count: Tensor, mask: Tensor | None) -> Tensor:
-        if not (self._has_few(reduced) and isinstance(self.norm, MatrixSquareRoot)):
-            return self._normalized(reduced, count, mask)
+    def _pool_reduced(self, reduced: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         rows = at_least_float32(reduced)
-        rows = rows / count.to(rows.dtype).sqrt().unsqueeze(2)
-        return square_root_of_product(rows, self.norm.num_iterations)
+        if self.center:
+            rows, _ = keep(rows - _mean(rows, count), mask)
+        size = count.to(rows.dtype).unsqueeze(2)
+        with autocast_off(rows):
+            # a covariance of fewer tokens than channels is never made: its root comes of the smaller product
+            if self.accelerated and isinstance(self.norm, MatrixSquareRoot) and rows.shape[1] < self.reduced_dim:
+                normalized = root_of_product(rows / size.sqrt(), self.norm.num_iterations)
+            else:
+                normalized = self.norm(rows.mT @ rows / size)
+        upper = torch.triu_indices(self.reduced_dim, self.reduced_dim, device=rows.device)
+        return normalized.flatten(1).index_select(1, upper[0] * self.reduced_dim + upper[1])
 
-    def _normalized(self, reduced: Tensor, count: Tensor, mask: Tensor | None) -> Tensor:
-        reduced = reduced.unsqueeze(2)  # (batch, tokens, 1, reduced_dim)
-        return self.norm(covariance(reduced, reduced, count, mask, self.center)).squeeze(1)
 
-    @torch.jit.unused
-    def _has_few(self, tokens: Tensor) -> bool:
-        """Whether the covariance has a rank lower than its size, and nobody waits to see it."""
-        if not is_eager() or is_observed() or is_hooked(self.norm):  # first: exporters must not see the comparison
-            return False
-        return tokens.shape[1] < self.reduced_dim and not self.center
+def _mean(tokens: Tensor, count: Tensor) -> Tensor:
+    """Of each channel over the kept tokens, `(batch, 1, dim)`."""
+    return tokens.sum(1, keepdim=True) / count.to(tokens.dtype).unsqueeze(2)

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sot.core.exportable import ROOTS
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.data.images import check_processor
 from sot.evaluation.evaluate import load_config, load_model, load_processor
 from sot.models.branched import heads_of
+from sot.ops.svpn.export import ROOTS
 from sot.training.run import check_folder
 
 FORMATS = {"onnx": ".onnx", "torch": ".pt2"}

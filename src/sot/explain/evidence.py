@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sot.core.covariance import split_heads
 from sot.core.head import SecondOrderHead
 from sot.core.normalize import matrix_power_norm, singular_value_power_norm
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, Pool, keep
 from sot.models.tokens import Tokens
+from sot.ops.cross_covariance.reference import split_heads
 
 MAX_WORDS = 1024  # more have no table of pairs: it takes their number squared
 STEP = 1e-4  # by which the weight of one word is changed, in float64
@@ -83,7 +83,8 @@ def factors(pool: Pool, words: Tensor, mask: Tensor | None) -> tuple[Tensor, Ten
     """X `(words, heads, m)` and Y `(words, heads, n)` of one sample in float64 with `Q = Σᵢ xᵢyᵢᵀ`: the 1/q is in Y."""
     words, count = keep(words[:1], None if mask is None else mask[:1])
     if isinstance(pool, CrossCovariancePool):
-        left, right = split_heads(pool.projection(words).double(), pool.heads, pool.left_dim)
+        by_head = split_heads(pool.projection(words).double(), pool.heads, pool.left_dim)
+        left, right = (x.transpose(1, 2) for x in by_head)
     else:
         assert isinstance(pool, CovariancePool)
         reduced, _ = keep(pool.projection(words), mask)

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sot.core import simd
 from sot.core.packed import Packed
+from sot.ops.half_rows import read_rows
 
 Array = NDArray[Any]
 
@@ -82,12 +82,7 @@ class Features:
 
 def _read(source: Array, begins: Array, ends: Array, norm: nn.LayerNorm | None) -> Tensor:
     """Rows `begins[i]` to before `ends[i]`, for all i."""
-    if norm is not None and simd.can_scale_rows(source):
-        return simd.scaled_rows(source, begins, ends, norm.weight, norm.bias)
-    counts = ends - begins
-    before = np.cumsum(counts) - counts
-    values = torch.from_numpy(source[np.repeat(begins - before, counts) + np.arange(counts.sum())]).float()
-    return values if norm is None else torch.addcmul(norm.bias, values, norm.weight)
+    return read_rows(source, begins, ends, *((None, None) if norm is None else (norm.weight, norm.bias)))
 
 
 def clock() -> float:

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from sot.core.precision import is_hooked
-
 KNOWN = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d, nn.AvgPool2d)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for the module to be called, or for its gradient."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def is_watched(modules: Iterable[nn.Module]) -> bool:

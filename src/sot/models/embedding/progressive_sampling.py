@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sot.core.precision import at_least_float32
 from sot.models.embedding.bottleneck import Bottleneck
+from sot.ops.precision import at_least_float32
 
 
 def sample(features: Tensor, points: Tensor) -> Tensor:

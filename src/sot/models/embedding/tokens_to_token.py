@@ -11,7 +11,7 @@ import torch
 from timm.layers import Mlp, register_notrace_module
 from torch import Tensor, nn
 
-from sot.core.precision import at_least_float32, autocast_off
+from sot.ops.precision import at_least_float32, autocast_off
 
 
 def positive_features(x: Tensor, directions: Tensor) -> Tensor:

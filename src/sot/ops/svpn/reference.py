@@ -1,0 +1,55 @@
+"""The definition of svPN: every singular value of a matrix to the power α."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def power(matrix: Tensor, exponent: float, symmetric: bool = False) -> Tensor:
+    """`Σ λᵢ^α uᵢ vᵢᵀ` of `(..., m, n)`; a bad number makes its own matrix NaN and no other."""
+    left, values, right = decompose(matrix, symmetric)
+    return (left * raise_values(values, exponent, zero_share(matrix)).unsqueeze(-2)) @ right
+
+
+def decompose(matrix: Tensor, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """U `(..., m, k)`, λ >= 0 `(..., k)` and Vᵀ `(..., k, n)`; a matrix with a bad number has λ of NaN.
+
+    A `symmetric` matrix is positive semi-definite, and what is below zero of its eigenvalues is rounding.
+    """
+    finite = matrix.isfinite().all(-1).all(-1)[..., None, None]
+    solvable = torch.where(finite, matrix, torch.zeros_like(matrix))  # LAPACK refuses the whole batch otherwise
+    if symmetric:
+        values, left = torch.linalg.eigh(solvable)
+        values, right = values.clamp_min(0), left.mT
+    else:
+        left, values, right = torch.linalg.svd(solvable, full_matrices=False)
+    return left, torch.where(finite[..., 0], values, torch.full_like(values, float("nan"))), right
+
+
+def raise_values(values: Tensor, exponent: float, zero: float) -> Tensor:
+    """`λ^α`, but zero up to the share `zero` of the largest: of rounding, small powers would be seen."""
+    return values.pow(exponent).masked_fill(values <= zero * values.amax(-1, keepdim=True), 0)
+
+
+def zero_share(matrix: Tensor) -> float:
+    """Below which share of the largest a decomposition cannot tell a singular value from zero, as `matrix_rank`."""
+    return max(matrix.shape[-2], matrix.shape[-1]) * torch.finfo(matrix.dtype).eps
+
+
+def gradient(matrix: Tensor, grad: Tensor, exponent: float, eps: float) -> Tensor:
+    """The gradient of the smooth power `λ (λ² + ε²)^((α-1)/2)`, `ε = eps · λ₁`, of one matrix `(m >= n, n)`.
+
+    With `f` that power, `T = UᵀGV`, `E = (fᵢ-fⱼ)/(λᵢ-λⱼ)` (`f'` on ties) and `F = (fᵢ+fⱼ)/(λᵢ+λⱼ)` it is
+    `U (E∘sym(T) + F∘anti(T)) Vᵀ + (GV - UT) diag(f/λ) Vᵀ` (Daleckii and Krein). For tests: in float64, without ties.
+    """
+    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+    smooth = values.square() + (eps * values[0]) ** 2
+    ratio = smooth.pow((exponent - 1) / 2)  # f/λ
+    powers, slopes = values * ratio, ratio + (exponent - 1) * values.square() * smooth.pow((exponent - 3) / 2)
+    gap = values[:, None] - values[None, :]
+    difference = torch.where(gap == 0, slopes[:, None], (powers[:, None] - powers[None, :]) / gap.where(gap != 0, 1))
+    mean = (powers[:, None] + powers[None, :]) / (values[:, None] + values[None, :])
+    inner = left.mT @ grad @ right.mT
+    middle = difference * (inner + inner.mT) / 2 + mean * (inner - inner.mT) / 2
+    return (left @ middle + (grad @ right.mT - left @ inner) * ratio) @ right
