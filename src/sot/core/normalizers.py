@@ -56,7 +56,7 @@ class FastSingularValuePowerNorm(nn.Module):
 
 
 class FormerProductNorm(nn.Module):
-    """svPN of exponent ½ by matrix products, for models that were saved with it; new ones are better off with `svpn`."""
+    """svPN of exponent ½ by matrix products, for models that were saved with it; new ones take `svpn`."""
 
     def __init__(self, exponent: float = 0.5) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 
 
 def former_power(matrix: Tensor) -> Tensor:
-    """`Σ λᵢ^½ uᵢ vᵢᵀ` of `(batch, m >= n, n)` as the norm `svpn_matmul` had it: too small below 0.004 of the largest."""
+    """`Σ λᵢ^½ uᵢ vᵢᵀ` of `(batch, m >= n, n)` as `svpn_matmul` had it: too small below 0.004 of the largest."""
     double = matrix.double()
     gram = double.mT @ double
     size = _or_one(gram.square().sum((-2, -1), keepdim=True).sqrt().sqrt())
