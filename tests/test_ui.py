@@ -22,7 +22,7 @@ from PIL import Image
 from test_cli import sot
 from ui_models import save_digits, save_verbs
 
-from sot.explain import explain, open_picture
+from sot.explain import explain_item, open_upload
 from sot.ui.models import DIGITS, example_pictures, names_of, open_models, small_model, small_recipe
 from sot.ui.page import NONE, answers
 from sot.ui.results import MAX_SIDE, answer, read_picture
@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_named(place):
 def test_a_picture_is_answered_with_what_the_model_says(place, models):
     html = answer(models["digits"], str(place / "three.png"), None, None, *OPTIONS)
     shown = models["digits"]
-    found = explain(shown.model, shown.processor, open_picture(place / "three.png"))
+    found = explain_item(shown.model, shown.processor, open_upload(place / "three.png"))
     names = re.findall(r'sot-name">([^<]*)<', html)
     scores = [float(score) for score in re.findall(r'sot-score">([^<]*)<', html)]
     assert names == [name for name, _ in found.predictions]

@@ -24,9 +24,9 @@ from sot.core.head import HeadConfig
 from sot.files import weights_of
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
+from sot.models.folder import folder_config
 from sot.models.from_timm import (
     check_twin,
-    folder_config,
     recover_arguments,
     shortened,
     timm_layout,
@@ -34,6 +34,7 @@ from sot.models.from_timm import (
     timm_processor,
 )
 from sot.models.from_transformers import (
+    backbone_modality,
     copy_config,
     ensure_padding,
     find_class_position,
@@ -86,7 +87,7 @@ def equip(
     _check_loss(label_smoothing, problem_type)
     if isinstance(model, SoTPreTrainedModel):
         raise ValueError("this model has a second-order head already: equip its backbone, model.backbone, for another")
-    names = _classes(num_classes, labels, model)
+    names = _label_names(num_classes, labels, model)
     problem_type = problem_type or ("regression" if len(names) == 1 else None)  # as transformers has it, but at once
     settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -98,7 +99,7 @@ def equip(
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     if model_args:
         raise ValueError(f"model_args={dict(model_args)} are for timm models only, got {type(source).__name__}")
-    if source.main_input_name == "pixel_values":
+    if backbone_modality(source) == "image":
         return _equip_vision(source, processor, config, settings, depth)
     settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
     return _equip_text(source, processor, config, settings, depth)
@@ -132,7 +133,7 @@ def _count(num_classes: Any) -> int:
     return count
 
 
-def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> list[str]:
+def _label_names(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> list[str]:
     if num_classes is None and labels is None:
         old = _old_labels(model)
         count = getattr(model, "num_classes", None)

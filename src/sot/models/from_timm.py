@@ -14,18 +14,11 @@ from timm.models import load_model_config_from_hf
 from torch import nn
 from transformers import BitImageProcessor
 
-from sot.files import read_object
 from sot.models.configuration import check_depth
 from sot.models.embedding.token_embed import replace_embedding
-from sot.models.tokens import Layout, as_branches, find_layout, timm_features
-
-
-def folder_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a model: it has no config.json")
-    return read_object(file)
+from sot.models.folder import folder_config
+from sot.models.layout import Layout, find_layout
+from sot.models.tokens import as_branches, timm_features
 
 
 def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -67,8 +60,8 @@ def recover_arguments(model: Any) -> dict[str, Any]:
         raise ValueError(f"{type(model).__name__} was not built by timm.create_model, so it could not be loaded again")
     with torch.device("meta"):
         plain = timm.create_model(architecture, num_classes=0)
-        usual = describe(plain)
-        arguments = {name: value for name, value in describe(model).items() if usual.get(name) != value}
+        usual = read_arguments(plain)
+        arguments = {name: value for name, value in read_arguments(model).items() if usual.get(name) != value}
         try:
             twin = timm.create_model(architecture, num_classes=0, **arguments) if arguments else plain
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -94,7 +87,7 @@ def _dropouts(model: Any, *attributes: str) -> dict[str, float]:
 
 def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The arguments of a timm model with its first `depth` layers."""
-    check_depth(depth, describe(model).get("depth"), type(model).__name__)
+    check_depth(depth, read_arguments(model).get("depth"), type(model).__name__)
     return {**model_args, "depth": depth}
 
 
@@ -102,7 +95,7 @@ def _needs_arguments(architecture: str) -> str:
     return f"this {architecture} was built with arguments that cannot be read off it: pass them as model_args={{...}}"
 
 
-def describe(model: Any) -> dict[str, Any]:
+def read_arguments(model: Any) -> dict[str, Any]:
     """What can be read off a timm model of the arguments it was built with."""
     embedding: Any = getattr(model, "patch_embed", None)
     found = {name: getattr(model, name) for name in ("no_embed_class", "dynamic_img_size") if hasattr(model, name)}
@@ -143,7 +136,7 @@ def check_twin(model: Any, twin: Any) -> None:
     """Same shapes are not yet the same function: compare features of both."""
     original = copy.deepcopy(model).eval()
     data = timm.data.resolve_model_data_config(original)
-    channels = describe(original).get("in_chans", data["input_size"][0])
+    channels = read_arguments(original).get("in_chans", data["input_size"][0])
     size = (2, channels, *_image_size(original, {}, data["input_size"]))
     image = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(next(original.parameters()))
     mode, twin = twin.training, twin.eval()
