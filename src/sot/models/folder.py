@@ -111,10 +111,9 @@ def trained_length(folder: Path) -> int | None:
     if not file.is_file():
         return None
     try:
-        length = yaml.safe_load(file.read_text())["max_length"]
+        return int(yaml.safe_load(file.read_text())["max_length"])
     except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file} is damaged: {one_line(error)}") from None
-    return int(length)
 
 
 def folder_modality(folder: Path) -> str:
