@@ -8,7 +8,7 @@ import torch
 
 import sot
 from sot import HeadConfig
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 
 HEAD = HeadConfig(heads=2, left_dim=3, right_dim=3)
 KEYS = Path(__file__).parent / "peer_keys"
@@ -34,7 +34,7 @@ def on_meta(name, **settings):
 
 def check_figures(name, params, macs):
     """Millions and billions within 1 % and 3 %, the products of attention counted."""
-    found = measure(on_meta(name), (3, 224, 224))
+    found = measure_complexity(on_meta(name), (3, 224, 224))
     assert abs(found.params / 1e6 / params - 1) < 0.01 and abs(found.all_macs / 1e9 / macs - 1) < 0.03, found
 
 

@@ -17,8 +17,9 @@ from torch import nn
 from transformers import AutoModelForImageClassification
 
 import sot
-from sot.models.survey import families, find_backbones, markdown, probe
-from sot.models.tokens import REFUSED, Layout, guess_grid, split
+from sot.models.layout import Layout
+from sot.models.survey import families, find_backbones, markdown, survey
+from sot.models.tokens import REFUSED, guess_grid, split
 
 PAGE = Path(__file__).parent.parent / "docs/backbones.md"
 HEAD = {"heads": 2, "left_dim": 4, "right_dim": 4}
@@ -119,7 +120,7 @@ def check_tokens(source: Any, model: Any, case: Case, size: tuple[int, int]) -> 
     """Words, class token and grid are what timm itself makes of the same image."""
     image = torch.randn(2, 3, *size)
     with torch.no_grad():
-        tokens, _ = model.eval().tokens(image)
+        tokens = model.eval().tokens(image)
         features = source.forward_features(image)
         rows, columns = grid_of(case, size)
         averages = not case.class_token or getattr(source, "global_pool", "") == "avg"  # of the words, in timm
@@ -163,7 +164,7 @@ def test_family(case, tmp_path):
     layout = model.layout
     found = (layout.has_class_token, layout.num_prefix_tokens, layout.norm, layout.needs_norm)
     assert found == (case.class_token, case.prefix, case.norm, case.needs_norm)
-    assert model.eval().tokens(torch.randn(2, 3, *case.size))[0].word_tokens.shape[1] == case.words
+    assert model.eval().tokens(torch.randn(2, 3, *case.size)).word_tokens.shape[1] == case.words
     check_tokens(source, model, case, case.size)
     if case.other_size is not None:
         check_tokens(source, model, case, case.other_size)
@@ -176,7 +177,7 @@ def test_words_average_to_timms_pooling():
         image = torch.randn(2, 3, *CASES[name].size)
         with torch.no_grad():
             expected = source.forward_head(source.forward_features(image), pre_logits=True)
-            torch.testing.assert_close(model.eval().tokens(image)[0].word_tokens.mean(1), expected)
+            torch.testing.assert_close(model.eval().tokens(image).word_tokens.mean(1), expected)
 
 
 def test_words_of_pit_pass_the_norm_of_its_class_token():
@@ -186,7 +187,7 @@ def test_words_of_pit_pass_the_norm_of_its_class_token():
     image = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         source.forward_features(image)
-        tokens = model.eval().tokens(image)[0]
+        tokens = model.eval().tokens(image)
     torch.testing.assert_close(tokens.word_tokens, source.norm(seen["words"].flatten(2).transpose(1, 2)))
 
 
@@ -197,7 +198,7 @@ def test_gemma_features_are_those_of_timm():
     model = sot.equip(source, 3, HEAD, model_args=args).eval()
     image = torch.rand(2, 3, 48, 80)
     with torch.no_grad():
-        tokens = model.tokens(image)[0]
+        tokens = model.tokens(image)
         torch.testing.assert_close(tokens.word_tokens, source.norm(source.forward_features(image)))
     assert tokens.grid == (3, 5) and model.layout.norm == "norm"
 
@@ -213,7 +214,7 @@ def test_gemma_features_are_those_of_timm():
 def test_refusals_say_why(name, reason):
     with pytest.raises(ValueError, match=reason):
         sot.equip(name, 3, pretrained=False)
-    backbone = probe(name)
+    backbone = survey(name)
     assert backbone.layout is None and re.match(reason, backbone.reason)
 
 
@@ -237,7 +238,7 @@ def test_page_holds_what_the_command_prints():
         name for name in find_backbones(None) if families()[name] in ("pit", "swin_transformer", "crossvit", "levit")
     ]
     assert len(few) == 4
-    for line in markdown(map(probe, few)).splitlines():
+    for line in markdown(map(survey, few)).splitlines():
         assert line in page
     assert all(f"`{name}`" in page for name in find_backbones(None))
 
@@ -249,7 +250,7 @@ def test_command_prints_a_table_json_or_markdown():
     records = [json.loads(line) for line in run("backbones", "crossvit_9_*", "--json").stdout.splitlines()]
     assert [record["works"] for record in records] == [False, False] and "two token" in records[0]["reason"]
     assert "CrossVit has no word tokens to pool: it returns two" in run("backbones", "crossvit_9_240").stdout
-    assert run("backbones", "pit_ti_224", "--markdown").stdout.strip() == markdown([probe("pit_ti_224")])
+    assert run("backbones", "pit_ti_224", "--markdown").stdout.strip() == markdown([survey("pit_ti_224")])
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_mistakes_are_one_sentence(arguments, message):
 @pytest.mark.parametrize("name", find_backbones(None))
 def test_every_family(name, tmp_path):
     torch.set_num_threads(1)
-    backbone = probe(name)
+    backbone = survey(name)
     if backbone.layout is None:
         assert "has no word tokens to pool" in backbone.reason
         return
@@ -287,5 +288,5 @@ def test_every_family(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", find_backbones("*"))
 def test_every_architecture_works_or_is_refused_for_a_reason(name):
-    backbone = probe(name)
+    backbone = survey(name)
     assert backbone.layout is not None or backbone.reason.split(": ")[1] in REFUSED.values()

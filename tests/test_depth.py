@@ -39,9 +39,9 @@ def test_depth_of_image_models():
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=24, num_heads=2, depth=3).eval()
     vision = hf.ViTModel(hf.ViTConfig(**VIT)).eval()
     with torch.no_grad():
-        words = sot.equip(vit, 2, depth=2).eval().tokens(image)[0].word_tokens
+        words = sot.equip(vit, 2, depth=2).eval().tokens(image).word_tokens
         torch.testing.assert_close(words, vit.norm(vit.forward_intermediates(image, norm=False)[1][1].flatten(2).mT))
-        words = sot.equip(vision, 2, depth=1).eval().tokens(image)[0].word_tokens
+        words = sot.equip(vision, 2, depth=1).eval().tokens(image).word_tokens
         hidden = vision(image, output_hidden_states=True).hidden_states[1]
         torch.testing.assert_close(words, vision.layernorm(hidden)[:, 1:])
 

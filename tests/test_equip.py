@@ -14,6 +14,7 @@ from torch import nn
 
 import sot
 from sot import HeadConfig
+from sot.models.tokens import split_text
 
 HEAD = HeadConfig(heads=2, left_dim=3, right_dim=3)
 TEXT = {"vocab_size": 99, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -90,8 +91,8 @@ def test_either_padding_side_finds_the_same_class_token(position):
     hidden = torch.randn(1, 5, 16)
     padding = torch.full((1, 3, 16), float("nan"))
     mask, empty = torch.ones(1, 5).long(), torch.zeros(1, 3).long()
-    right = model.tokens(torch.cat([hidden, padding], 1), None, torch.cat([mask, empty], 1))
-    left = model.tokens(torch.cat([padding, hidden], 1), None, torch.cat([empty, mask], 1))
+    right = split_text(torch.cat([hidden, padding], 1), None, torch.cat([mask, empty], 1), position)
+    left = split_text(torch.cat([padding, hidden], 1), None, torch.cat([empty, mask], 1), position)
     expected = hidden[:, 0 if position == "first" else -1]
     assert torch.equal(right.class_token, expected) and torch.equal(left.class_token, expected)
     assert left.mask.sum() == right.mask.sum() == 4

@@ -20,7 +20,7 @@ def test_the_class_token_of_clip_is_none_of_its_words():
     layout = model.layout
     assert layout.has_class_token and layout.num_prefix_tokens == 1 and layout.norm == "post_layernorm"
     with torch.no_grad():
-        tokens, _ = model.tokens(PIXELS)
+        tokens = model.tokens(PIXELS)
         pooled = source.eval()(PIXELS).pooler_output  # its own norm on the class token
     assert tokens.word_tokens.shape == (3, 16, 16) and tokens.grid == (4, 4)
     torch.testing.assert_close(tokens.class_token, pooled)

@@ -16,8 +16,9 @@ from timm.data import ImageNetInfo
 from timm.utils import accuracy
 
 from sot.data.imagenet import match_classes, subset_name
-from sot.evaluation.evaluate import load_model, open_images
+from sot.evaluation.evaluate import open_images
 from sot.models.equip import equip
+from sot.models.folder import load_model
 from sot.training.recipe import Recipe
 
 HEAD = {"heads": 2, "left_dim": 3, "right_dim": 3}

@@ -243,7 +243,7 @@ def test_relevance_of_the_class_token_is_that_of_chefer_et_al():
     for block in model.body.blocks:
         block.attn.fused_attn = False
         block.attn.attn_drop.register_forward_hook(lambda module, args, output: maps.append(output))
-    tokens, _ = model.tokens(pixels)
+    tokens = model.tokens(pixels)
     model.classifier.class_linear(tokens.class_token)[0, 2].backward(inputs=maps)
     relevance = torch.eye(25)
     for attention in maps:

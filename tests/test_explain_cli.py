@@ -11,7 +11,7 @@ from PIL import Image
 from test_cli import sot
 from test_explain_text import SENTENCES, enlarge, make_bert, make_tokenizer
 
-from sot.explain import BOTH, CLASS, IMAGE_METHODS, WORDS, columns_figure, explain, explain_image, open_picture
+from sot.explain import BOTH, CLASS, IMAGE_METHODS, WORDS, columns_figure, explain_image, explain_item, open_upload
 from sot.models.equip import equip
 
 HEAD = {"heads": 2, "left_dim": 4, "right_dim": 4}
@@ -127,7 +127,7 @@ def test_the_file_of_figures_is_no_picture(place, tmp_path):
 @pytest.mark.parametrize("fusion", ["sum", "concat", "late", "aggr_all", "class", "word"])
 def test_one_call_has_everything(fusion):
     model = make_model(fusion=fusion)
-    found = explain(model, model.processor, Image.new("RGB", (50, 40), (200, 30, 90)), truth="$fish$")
+    found = explain_item(model, model.processor, Image.new("RGB", (50, 40), (200, 30, 90)), truth="$fish$")
     parts = [column.name for column in found.columns]
     expected = {"aggr_all": ["all tokens"], "class": [CLASS], "word": [WORDS]}
     assert parts == expected.get(fusion, [CLASS, WORDS, BOTH])
@@ -163,18 +163,18 @@ def test_parallel_calls_on_one_model_agree_with_one():
 
 def test_models_of_others_are_refused_in_one_sentence():
     with pytest.raises(ValueError, match=r"Linear cannot be explained; accepted: a model that sot\.equip"):
-        explain(torch.nn.Linear(2, 2), None, "text")
+        explain_item(torch.nn.Linear(2, 2), None, "text")
 
 
 def test_pictures_from_strangers():
     large = io.BytesIO()
     Image.new("1", (9000, 9000)).save(large, "PNG")
     with pytest.raises(ValueError, match="9000×9000 pixels, and at most 50,000,000 are accepted"):
-        open_picture(io.BytesIO(large.getvalue()))
+        open_upload(io.BytesIO(large.getvalue()))
     with pytest.raises(ValueError, match="no picture that can be read"):
-        open_picture(io.BytesIO(b"no picture at all" * 9))
+        open_upload(io.BytesIO(b"no picture at all" * 9))
     with pytest.raises(ValueError, match="cannot read the picture"):
-        open_picture(io.BytesIO(large.getvalue()[:60]))
+        open_upload(io.BytesIO(large.getvalue()[:60]))
     small = io.BytesIO()
     Image.new("RGBA", (3, 2)).save(small, "PNG")
-    assert open_picture(io.BytesIO(small.getvalue())).mode == "RGB"
+    assert open_upload(io.BytesIO(small.getvalue())).mode == "RGB"

@@ -20,7 +20,7 @@ from transformers import (
     RobertaModel,
 )
 
-from sot.explain import BOTH, CLASS, WORDS, explain, explain_text, explaining, read_text, split_words
+from sot.explain import BOTH, CLASS, WORDS, explain_item, explain_text, explaining, read_text, split_words
 from sot.explain.words import token_influence, token_limit
 from sot.models.equip import equip
 
@@ -197,7 +197,7 @@ def test_errors_are_one_sentence(bert):
         with pytest.raises(ValueError, match=re.escape(message)):
             explain_text(model, tokenizer, *arguments, **options)
     with pytest.raises(ValueError, match="reads texts, and it was given Image"):
-        explain(model, tokenizer, Image.new("RGB", (8, 8)))
+        explain_item(model, tokenizer, Image.new("RGB", (8, 8)))
 
 
 def test_heads_of_one_branch_and_regressions_have_one_column(bert):

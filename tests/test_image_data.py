@@ -18,7 +18,7 @@ from transformers import EvalPrediction
 
 from sot.data.images import LEFT_OUT, ImageSet, ImageStream, TrainingStream, evaluation_set, load_images
 from sot.data.sources import Pictures, Stream
-from sot.explain import open_picture
+from sot.explain import open_upload
 from sot.training.train_images import image_metrics
 
 datasets.disable_progress_bars()
@@ -360,6 +360,6 @@ def test_formats_that_would_start_a_program_are_not_opened(tmp_path):
     """Pillow hands EPS files to Ghostscript, whatever they are called."""
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
-    for read in (open_picture, lambda file: Pictures([(file, 0)])[0]):
+    for read in (open_upload, lambda file: Pictures([(file, 0)])[0]):
         with pytest.raises(ValueError, match="no picture that can be read"):
             read(tmp_path / "a.png")

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from peer_checks import HEAD, check_equip, check_figures, check_timm, on_meta, published_shapes, shapes
 
 import sot
-from sot import HeadConfig
+from sot import HeadConfig, SecondOrderHead
 from sot.models.branched import BranchedHead
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.paper.peers.coupling import MapToTokens, TokensToMap
 
 TINY = {"embed_dim": 16, "num_heads": 2, "channel_ratio": 0.25}
@@ -27,7 +27,7 @@ def test_equipped_figures_are_the_paper_s():
     head = HeadConfig(left_dim=24, right_dim=24)
     with torch.device("meta"):
         model = sot.equip("conformer_ti", 1000, head, pretrained=False, embed="densenet")
-    found = measure(model, (3, 224, 224))
+    found = measure_complexity(model, (3, 224, 224))
     assert abs(found.params / 30.6e6 - 1) < 0.01 and abs(found.layer_macs / 6.3e9 - 1) < 0.03
 
 
@@ -95,13 +95,23 @@ def test_each_branch_has_its_head_and_its_share_of_the_loss():
     tokens, cells = model.body.forward_features(image)
     own, other = model.classifier, model.classifier.others[0]
     assert (own.fusion, other.fusion) == ("sum", "word")
-    logits = own(tokens[:, 0], tokens[:, 1:]), other(None, cells.flatten(2).mT)
+    words = cells.flatten(2).mT
+    logits = SecondOrderHead.forward(own, tokens[:, 0], tokens[:, 1:]), other(None, words)
     found = model(image, labels=labels)
+    assert torch.equal(own(tokens[:, 0], tokens[:, 1:], others=[(None, words)]), found.logits)
     torch.testing.assert_close(found.logits, logits[0] + logits[1])
     losses = [F.cross_entropy(part, labels, label_smoothing=0.1) for part in logits]
     torch.testing.assert_close(found.loss, (losses[0] + losses[1]) / 2)
-    split = model.tokens(image)[0]
+    split = model.tokens(image)
     assert split.grid == (4, 4) and split.branches[0].grid == (2, 2)
+
+
+def test_a_head_of_branches_wants_the_tokens_of_all():
+    model = sot.equip("conformer_ti", 3, HEAD, pretrained=False, model_args=TINY)
+    with pytest.raises(ValueError, match="expected the tokens of 1 further branches, got 0"):
+        model.classifier(torch.randn(2, 16), torch.randn(2, 4, 16))
+    representation = model.classifier(torch.randn(2, 16), torch.randn(2, 4, 16), pre_logits=True)
+    assert representation.shape == (2, model.classifier.num_features)
 
 
 def test_conventional_heads_give_the_original():

@@ -10,7 +10,7 @@ from peer_checks import check_equip, check_figures, check_timm, on_meta, publish
 
 import sot
 from sot import HeadConfig
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.paper.peers.irpe import NUM_BUCKETS, RelativeAttention, piecewise_index, product_buckets
 
 TINY = {"img_size": (32, 48), "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -34,7 +34,7 @@ def test_parameters_and_multiply_adds_are_the_paper_s(name, params, macs):
 def test_equipped_figures_are_the_paper_s():
     with torch.device("meta"):
         model = sot.equip("irpe_k_tiny", 1000, HeadConfig(), pretrained=False, embed="densenet")
-    found = measure(model, (3, 224, 224))
+    found = measure_complexity(model, (3, 224, 224))
     positions = model.body.pos_embed.numel()  # the paper leaves them out
     assert abs((found.params - positions) / 7.0e6 - 1) < 0.01 and abs(found.layer_macs / 2.3e9 - 1) < 0.03
 

@@ -9,7 +9,7 @@ from timm.optim import param_groups_layer_decay
 
 import sot
 from sot import HeadConfig
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.models.embedding.progressive_sampling import regular_points, sample
 
 TINY = {"img_size": 64, "embed_dim": 16, "stem_width": 8, "depth": 6, "num_heads": 2}
@@ -38,7 +38,7 @@ def moving(model):
 def test_published_weights_fit_and_counts_are_the_papers(name):
     model = on_meta(name)
     model.load_state_dict(published_weights(name), strict=True)
-    count = measure(model, (3, 224, 224))
+    count = measure_complexity(model, (3, 224, 224))
     assert count.params / 1e6 == pytest.approx(FIGURES[name][0], rel=0.01)
     assert count.all_macs / 1e9 == pytest.approx(FIGURES[name][1], rel=0.03)
     points = int(name.rpartition("_")[2])
@@ -47,7 +47,7 @@ def test_published_weights_fit_and_counts_are_the_papers(name):
 
 def test_family_with_progressive_sampling_has_the_papers_counts():
     model = on_meta("sot_7", embed="ps", head=HeadConfig(fusion="class"))
-    count = measure(model, (3, 112, 112))
+    count = measure_complexity(model, (3, 112, 112))
     assert count.params / 1e6 == pytest.approx(4.13, rel=0.01)
     assert count.layer_macs / 1e9 == pytest.approx(0.90, rel=0.01)
     assert len(model.blocks) == 3 and len(model.patch_embed.proj.ps_layers) == 4

@@ -9,7 +9,7 @@ from published import published_weights
 from timm.models import load_checkpoint
 
 from sot import HeadConfig
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.models.embedding.tokens_to_token import TokensToToken, TokenTransformer, performer_attention
 
 TINY = {"img_size": 64, "embed_dim": 16, "depth": 2, "num_heads": 2, "token_dim": 4}
@@ -40,7 +40,7 @@ def normal(*shape):
 def test_published_weights_fit_and_counts_are_the_authors(name):
     model = on_meta(name)
     model.load_state_dict(published_weights(name), strict=True)
-    count = measure(model, (3, 224, 224))
+    count = measure_complexity(model, (3, 224, 224))
     assert count.params / 1e6 == pytest.approx(FIGURES[name][0], rel=0.01, abs=0.07)  # rounded, with fixed positions
     assert count.all_macs / 1e9 == pytest.approx(FIGURES[name][1], rel=0.011, abs=0.05)
 
@@ -53,7 +53,7 @@ def test_a_missing_weight_is_named():
 
 @pytest.mark.parametrize("embed", ["t2t", "t2t_transformer"])
 def test_family_with_tokens_to_token_has_the_papers_counts(embed):
-    count = measure(on_meta("sot_7", embed=embed, head=HeadConfig(fusion="class")), (3, 112, 112))
+    count = measure_complexity(on_meta("sot_7", embed=embed, head=HeadConfig(fusion="class")), (3, 112, 112))
     assert count.params / 1e6 == pytest.approx(4.25, abs=0.006) and count.layer_macs / 1e9 == pytest.approx(
         0.81, abs=5e-3
     )

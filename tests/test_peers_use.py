@@ -9,12 +9,12 @@ from transformers import pipeline
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.evaluation.evaluate import load_model
 from sot.explain import explain_image
 from sot.models.branched import heads_of
 from sot.models.embedding.token_embed import ResampledEmbed
+from sot.models.folder import load_model
 from sot.paper.comparison import load_comparisons
-from sot.probe import combine
+from sot.probe import with_head
 
 CONFORMER = {"embed_dim": 16, "num_heads": 2, "channel_ratio": 0.25}
 SMALL_HEAD = {"heads": 2, "left_dim": 3, "right_dim": 3}
@@ -65,10 +65,10 @@ def test_no_branch_is_exported_with_a_decomposition():
 def test_a_head_probed_on_the_first_of_two_branches_is_a_model_of_one():
     model = conformer()
     head = SecondOrderHead(model.config.hidden_size, 2, HeadConfig(**SMALL_HEAD))
-    combined = combine(model, head.eval(), SimpleNamespace(labels=["x", "y"]))
+    combined = with_head(model, head.eval(), SimpleNamespace(labels=["x", "y"]))
     pixels = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
-        tokens, _ = model.tokens(pixels)
+        tokens = model.tokens(pixels)
         expected = head(tokens.class_token, tokens.word_tokens)
         torch.testing.assert_close(combined(pixel_values=pixels).logits, expected)
 

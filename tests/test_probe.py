@@ -19,10 +19,10 @@ from sot.core.head import SecondOrderHead
 from sot.data.images import load_images
 from sot.data.sources import Subset
 from sot.evaluation.metrics import interval
-from sot.probe import Backbone, Budget, Features, cache_features, choose_heads, open_backbone
+from sot.probe import Budget, Features, FrozenBackbone, cache_features, choose_heads, open_backbone
 from sot.probe.contest import Contest
-from sot.probe.fitting import Task, split_rows, training_batches
-from sot.probe.heads import HEADS, build_head, count_macs, token_statistics
+from sot.probe.fitting import Target, split_rows, training_batches
+from sot.probe.heads import HEADS, count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.samples import image_samples
 
@@ -85,7 +85,7 @@ def normalized(tokens):
 
 
 def test_only_second_order_heads_see_second_order_statistics(tmp_path):
-    contest = Contest(hand_made(400, 1), hand_made(300, 2), Task(2), QUICK, Journal(tmp_path / "rows.jsonl"))
+    contest = Contest(hand_made(400, 1), hand_made(300, 2), Target(2), QUICK, Journal(tmp_path / "rows.jsonl"))
     names = ["class", "gap", "class+gap", "gcp", "mgcrp", "mgcrp-exact"]
     heads = {name: HEADS[name] for name in names}
     results = {result.head: result.mean for result in contest.run(heads, seeds=1)}
@@ -97,7 +97,7 @@ def test_only_second_order_heads_see_second_order_statistics(tmp_path):
 def test_samples_that_could_not_be_read_take_no_part(tmp_path):
     train, test = hand_made(400, 1), hand_made(300, 2)
     train.labels[::9] = test.labels[::9] = np.nan
-    contest = Contest(train, test, Task(2), QUICK, Journal(tmp_path / "rows.jsonl"))
+    contest = Contest(train, test, Target(2), QUICK, Journal(tmp_path / "rows.jsonl"))
     (result,) = contest.run({"gcp": HEADS["gcp"]}, seeds=1)
     assert result.mean > 0.9 and round(result.mean * len(test.rows), 6).is_integer()
 
@@ -106,7 +106,7 @@ def test_all_heads_read_the_same_standardised_tokens():
     features = hand_made(300, 0)
     features.words[:, 3] = 2.5  # a channel that never varies
     norm = token_statistics(features)
-    heads = [build_head(HEADS[name], 2, norm) for name in ("class", "gap", "mgcrp")]
+    heads = [standardising_head(HEADS[name], 2, norm) for name in ("class", "gap", "mgcrp")]
     class_token, (words, starts) = features.batch(np.arange(300), heads[0].norm)
     assert starts.tolist() == features.starts.tolist()
     both = torch.stack([part.std(0) for part in (words, class_token)])
@@ -119,9 +119,9 @@ def test_all_heads_read_the_same_standardised_tokens():
 
 def test_multiply_adds_of_heads_are_counted():
     norm = torch.zeros(32), torch.ones(32)
-    assert count_macs(build_head(HEADS["class"], 10, norm), 49) == 32 * 10
+    assert count_macs(standardising_head(HEADS["class"], 10, norm), 49) == 32 * 10
     expected = 49 * 32 * 6 * 28 + 6 * 49 * 14 * 14 + 6 * 14 * 14 * 10
-    counted = count_macs(build_head(HEADS["mgcrp"], 10, norm), 49)
+    counted = count_macs(standardising_head(HEADS["mgcrp"], 10, norm), 49)
     assert expected <= counted <= expected + 6 * 14 * 14 * 4  # the rest are the power iterations
 
 
@@ -136,7 +136,7 @@ def test_the_choice_never_sees_the_test_set(tmp_path):
         if number:
             test.words[:] = np.nan
             test.labels[:] = 0
-        contest = Contest(train, test, Task(2), budget, Journal(tmp_path / f"{number}.jsonl"))
+        contest = Contest(train, test, Target(2), budget, Journal(tmp_path / f"{number}.jsonl"))
         contest.run(heads, seeds=1)
         chosen.append([contest.best(heads), *(contest.choice(head) for head in heads.values())])
     assert chosen[0] == chosen[1]
@@ -174,7 +174,7 @@ def test_finished_rows_are_read_back_and_damaged_ones_computed_again(tmp_path, c
     file, heads = tmp_path / "rows.jsonl", {name: HEADS[name] for name in ("class", "gap")}
 
     def run(seeds, budget=QUICK):
-        contest = Contest(hand_made(60, 1), hand_made(40, 2), Task(2), budget, Journal(file))
+        contest = Contest(hand_made(60, 1), hand_made(40, 2), Target(2), budget, Journal(file))
         return contest.run(heads, seeds)
 
     first = run(2)
@@ -196,7 +196,7 @@ def test_a_number_can_be_predicted(tmp_path):
     for part in (train, test):
         part.labels[:] = part.class_tokens[:, 0].astype(float)
     budget = Budget(epochs=20, learning_rates=(1e-2,), weight_decays=(0.01,))
-    contest = Contest(train, test, Task(1, "pearson"), budget, Journal(tmp_path / "rows.jsonl"))
+    contest = Contest(train, test, Target(1, "pearson"), budget, Journal(tmp_path / "rows.jsonl"))
     assert contest.run({"class": HEADS["class"]}, 1)[0].mean > 0.9
 
 
@@ -258,7 +258,7 @@ def test_probing_pictures_leaves_tables_a_picture_and_a_model(stripes, tmp_path)
 def test_weights_come_from_a_file(tmp_path):
     state = timm.create_model("test_vit", num_classes=0, img_size=32).state_dict()
     save_file(state, tmp_path / "weights.safetensors")
-    backbone = Backbone("test_vit", weights=tmp_path / "weights.safetensors", img_size=32)
+    backbone = FrozenBackbone("test_vit", weights=tmp_path / "weights.safetensors", img_size=32)
     loaded = open_backbone(backbone).backbone.timm_model.state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in state.items() if name in loaded) and loaded
 
@@ -291,7 +291,7 @@ def test_a_backbone_without_class_token(tmp_path):
     model = tiny_vit(img_size=32, class_token=False, global_pool="avg")
     features = cache_features(model, image_samples(model, digits, "digits"), tmp_path)
     assert features.class_tokens is None
-    contest = Contest(features, features, Task(10), QUICK, Journal(tmp_path / "rows.jsonl"))
+    contest = Contest(features, features, Target(10), QUICK, Journal(tmp_path / "rows.jsonl"))
     (result,) = contest.run(choose_heads(["gap"], features.dim, False), seeds=1)
     assert 0 <= result.mean <= 1
 

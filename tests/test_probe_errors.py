@@ -24,9 +24,9 @@ from sot.bench.timing import thread_count
 from sot.core.head import HeadConfig
 from sot.data.texts import TextData, TextSplit
 from sot.models.equip import equip
-from sot.probe import HEADS, Backbone, read_texts
+from sot.probe import HEADS, FrozenBackbone, read_texts
 from sot.probe.contest import Contest
-from sot.probe.fitting import Task
+from sot.probe.fitting import Target
 from sot.probe.journal import Journal
 
 VIT = ["--model", "test_vit", "--no-pretrained", "--img-size", 32, "--threads", 1]
@@ -65,7 +65,7 @@ def refused(result, *messages):
 )
 def test_a_size_that_the_backbone_cannot_have_is_named(name, size):
     with pytest.raises(ValueError, match=f"{name} cannot be built with --img-size {size}, take a size that fits or"):
-        Backbone(name, pretrained=False, img_size=size).equip(HeadConfig(pool="gap", fusion="word"))
+        FrozenBackbone(name, pretrained=False, img_size=size).equip(HeadConfig(pool="gap", fusion="word"))
 
 
 def test_options_of_the_other_kind_of_model_are_refused(root, stand_ins, tmp_path):
@@ -134,14 +134,14 @@ def test_damaged_weights_of_a_timm_folder_are_named(wrapped, tmp_path):
 
 def test_a_size_of_pictures_is_for_timm_models(bert):
     with pytest.raises(ValueError, match="--img-size is for a timm model, and "):
-        Backbone(str(bert), img_size=32).equip(HeadConfig())
+        FrozenBackbone(str(bert), img_size=32).equip(HeadConfig())
 
 
 # --- what it writes ----------------------------------------------------------------------------------------
 
 
 def contest(file):
-    return Contest(hand_made(60, 1), hand_made(40, 2), Task(2), QUICK, Journal(file))
+    return Contest(hand_made(60, 1), hand_made(40, 2), Target(2), QUICK, Journal(file))
 
 
 @pytest.mark.parametrize("line", [0, 1])

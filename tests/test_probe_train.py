@@ -8,8 +8,8 @@ from test_probe import hand_made
 from reference import without_kernels
 from sot.core import simd
 from sot.probe import HEADS, Budget, Features
-from sot.probe.fitting import Task, train_head, training_batches
-from sot.probe.heads import build_head, token_statistics
+from sot.probe.fitting import Target, train_head, training_batches
+from sot.probe.heads import standardising_head, token_statistics
 
 
 def test_tokens_are_read_the_same_with_and_without_kernels(monkeypatch):
@@ -36,8 +36,8 @@ def test_tokens_are_read_the_same_with_and_without_kernels(monkeypatch):
 def test_training_is_that_of_an_optimiser_of_single_parameters(name):
     """One vector of all parameters is for speed: AdamW with decay of matrices, clipped, must do the same."""
     features, rows, budget = hand_made(100, 0), np.arange(100), Budget(epochs=2)
-    ours, plain = (build_head(HEADS[name], 2, token_statistics(features)) for _ in range(2))
-    train_head(ours, features, rows, Task(2), budget, 1e-2, 0.3, seed=5)
+    ours, plain = (standardising_head(HEADS[name], 2, token_statistics(features)) for _ in range(2))
+    train_head(ours, features, rows, Target(2), budget, 1e-2, 0.3, seed=5)
     trained = [parameter for parameter in plain.parameters() if parameter.requires_grad]
     groups = [{"params": [p], "weight_decay": 0.3 if p.ndim > 1 else 0.0} for p in trained]
     optimizer = torch.optim.AdamW(groups, lr=1e-2)

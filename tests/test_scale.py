@@ -30,7 +30,7 @@ SHARDED = {
     "fsdp_config": {
         "fsdp_version": 2,
         "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_transformer_layer_cls_to_wrap": "Block",
+        "fsdp_transformer_layer_cls_to_wrap": "Block,SecondOrderHead",  # the head is called, so it can be a unit
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     },
 }

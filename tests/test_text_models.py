@@ -15,6 +15,7 @@ from sot.core.head import HeadConfig
 from sot.data.texts import TextData, TextSplit
 from sot.evaluation.export import export_model, load_exported
 from sot.explain.words import split_words
+from sot.models.tokens import split_text
 from sot.training.engine import parameter_groups
 from sot.training.recipe import Recipe
 from sot.training.train_texts import fine_tune
@@ -40,7 +41,7 @@ def test_positions_that_are_given_are_kept():
     model, ids = sot.equip(backbone(FAMILIES["bert"]), 3, HEAD), torch.randint(5, 99, (1, 6))
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "position_ids": torch.arange(6).flip(0)[None]}
     hidden = model.eval().backbone(**given).last_hidden_state
-    assert torch.equal(logits(model, **given), model.classify(model.tokens(hidden, None, None), None)[1])
+    assert torch.equal(logits(model, **given), model.classify(split_text(hidden, None, None, "first"), None)[1])
 
 
 def test_equipped_models_pad_on_the_right(stand_ins, tmp_path):

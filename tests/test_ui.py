@@ -22,7 +22,7 @@ from PIL import Image
 from test_cli import sot
 from ui_models import save_digits, save_verbs
 
-from sot.explain import explain, open_picture
+from sot.explain import explain_item, open_upload
 from sot.ui.models import DIGITS, example_pictures, names_of, open_models, small_model, small_recipe
 from sot.ui.page import NONE, answers
 from sot.ui.results import MAX_SIDE, answer, read_picture
@@ -93,7 +93,7 @@ def test_a_model_is_trained_once_and_kept(tmp_path, monkeypatch):
     folder = small_model(recipe, said.append)
     assert len(said) == 1 and tmp_path in folder.parents and not list(folder.glob("checkpoint-*"))
     (shown,) = open_models([folder]).values()
-    assert shown.labels == DIGITS and not shown.texts
+    assert shown.labels == DIGITS and shown.modality == "image"
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert small_model(recipe, said.append) == folder and len(said) == 1
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
@@ -131,7 +131,7 @@ def test_a_port_that_is_taken_is_named(place):
 def test_a_picture_is_answered_with_what_the_model_says(place, models):
     html = answer(models["digits"], str(place / "three.png"), None, None, *OPTIONS)
     shown = models["digits"]
-    found = explain(shown.model, shown.processor, open_picture(place / "three.png"))
+    found = explain_item(shown.model, shown.processor, open_upload(place / "three.png"))
     names = re.findall(r'sot-name">([^<]*)<', html)
     scores = [float(score) for score in re.findall(r'sot-score">([^<]*)<', html)]
     assert names == [name for name, _ in found.predictions]

@@ -11,7 +11,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 import sot
 from sot import HeadConfig, SecondOrderHead
-from sot.models.complexity import count_parameters, measure, measure_training
+from sot.models.complexity import count_parameters, measure_complexity, measure_training
 from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
 from sot.models.vision import sinusoid_positions
 from sot.paper.figures import PAPER_FIGURES, find_models
@@ -50,7 +50,7 @@ def image(size=32, channels=3, batch=2):
 @pytest.mark.parametrize("name, arguments, params, macs", FAMILY)
 def test_parameters_and_multiply_adds_are_the_papers(name, arguments, params, macs):
     model = timm.create_model(name, **arguments)
-    count = measure(model, model.default_cfg["input_size"])
+    count = measure_complexity(model, model.default_cfg["input_size"])
     assert count.params / 1e6 == pytest.approx(params, rel=5e-3)
     if macs is not None:
         assert count.layer_macs / 1e9 == pytest.approx(macs, rel=5e-3)
@@ -60,7 +60,7 @@ def test_parameters_and_multiply_adds_are_the_papers(name, arguments, params, ma
 @pytest.mark.parametrize("name, extra", [("sot_7", 0.14), ("sot_tiny", 0.22), ("sot_small", 0.42), ("sot_base", 0.98)])
 def test_attention_products_are_counted_apart(name, extra):
     model = timm.create_model(name)
-    count = measure(model, model.default_cfg["input_size"])
+    count = measure_complexity(model, model.default_cfg["input_size"])
     assert (count.all_macs - count.layer_macs) / 1e9 == pytest.approx(extra, abs=6e-3)
 
 
@@ -306,5 +306,5 @@ def test_cost_of_training_is_counted_forward_and_backward_for_one_more_picture()
     assert cost.saved_bytes == 4 * (48 + 10)  # the image for the gradient of the weight, the result for that of exp
     assert cost.state_bytes == 5 * 4 * 480
     whole = measure_training(timm.create_model("sot_7"), (3, 112, 112))
-    forward = measure(timm.create_model("sot_7"), (3, 112, 112)).all_macs
+    forward = measure_complexity(timm.create_model("sot_7"), (3, 112, 112)).all_macs
     assert 2.8 < whole.macs / forward < 3 and 55e6 < whole.saved_bytes < 65e6

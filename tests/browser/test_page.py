@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from ui_models import save_digits, save_verbs
 
 from sot.data.images import load_images
-from sot.explain import explain
+from sot.explain import explain_item
 from sot.ui.models import open_models
 from sot.ui.serve import serving
 
@@ -81,7 +81,7 @@ def digit(models):
     """A picture that the models were not trained on and the first one knows, as a file, and its class."""
     data, first = load_images("digits"), models["digits"]
     for enlarged in (p.resize((160, 160), Image.Resampling.BICUBIC) for p, label in data.val if label == 3):
-        name, score = explain(first.model, first.processor, enlarged).predictions[0]
+        name, score = explain_item(first.model, first.processor, enlarged).predictions[0]
         if name == "3" and score > 0.8:
             break
     file = io.BytesIO()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sot.bench.cases import NUM_CLASSES, Case
 from sot.bench.references import PublishedHead
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.models.inference import optimize_for_inference
 from sot.models.vision import SecondOrderTransformer
 
@@ -160,7 +160,7 @@ def model_cases(name: str = "sot_tiny", batch: int = 16, train_batch: int = 8) -
         FOLDED: forward_alone(optimize_for_inference(ours), image),
     }
     peers = {peer: forward_alone(timm.create_model(peer), image), OURS: forwards[OURS], FOLDED: forwards[FOLDED]}
-    work, peer_work = (measure(timm.create_model(each), (3, 224, 224)).all_macs for each in (name, peer))
+    work, peer_work = (measure_complexity(timm.create_model(each), (3, 224, 224)).all_macs for each in (name, peer))
     notes = dict.fromkeys((OURS, FOLDED), f"{work / peer_work:.2f} × the multiply-adds")
     data = torch.randn(train_batch, 3, 224, 224), torch.randint(NUM_CLASSES, (train_batch,))
     learner = timm.create_model(name)

@@ -45,18 +45,18 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the class token, the words and both look at: maps, contributions, spectrum, pairs of words."""
-    from sot.evaluation.evaluate import class_names, is_text_model, load_model
     from sot.explain import IMAGE_METHODS, TEXT_METHODS
     from sot.explain.explanation import check_method, class_index
+    from sot.models.folder import class_names, folder_modality, load_model
     from sot.training.run import check_folder
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}
-    texts = is_text_model(folder)
+    texts = folder_modality(folder) == "text"
     _check_inputs(folder, texts, images or [], text, pair)
     check_method(method, TEXT_METHODS if texts else IMAGE_METHODS, "texts" if texts else "pictures")
     names = class_names(folder)
     for other in (class_model, word_model):
-        if other is not None and (is_text_model(other) != texts or class_names(other) != names):
+        if other is not None and (folder_modality(other) != folder_modality(folder) or class_names(other) != names):
             raise ValueError(f"{other} has not the same inputs and classes as {folder}")
     if target is not None:
         class_index(names, target, "target")
@@ -90,11 +90,11 @@ def _check_inputs(folder: Path, texts: bool, images: list[Path], text: str | Non
 
 
 def _check_pictures(images: list[Path], out: Path) -> None:
-    from sot.explain import open_picture
+    from sot.explain import open_upload
 
     figures = {(out / f"{name}.png").resolve() for name in ("columns", *_file_names(images))}
     for path in images:
-        open_picture(path)
+        open_upload(path)
         if path.resolve() in figures:
             raise ValueError(f"a figure in {out} would replace the picture {path}: choose another --out")
 
@@ -131,12 +131,12 @@ def _file_names(images: list[Path]) -> list[str]:
 def _explain_images(
     model: Any, processor: Any, images: list[Path], truths: list[str | None], options: Any, out: Path, as_json: bool
 ) -> None:
-    from sot.explain import ImageExplanation, columns_figure, explain_image, open_picture
+    from sot.explain import ImageExplanation, columns_figure, explain_image, open_upload
     from sot.explain.figure import mark
 
     found: list[ImageExplanation] = []
     for path, name, truth in progress(list(zip(images, _file_names(images), truths)), "Explaining"):
-        explanation = explain_image(model, processor, open_picture(path), truth=truth, **options)
+        explanation = explain_image(model, processor, open_upload(path), truth=truth, **options)
         write_atomically(out / f"{name}.png", explanation.png())
         write_atomically(out / f"{name}.npz", explanation.npz())
         found.append(explanation)

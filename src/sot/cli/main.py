@@ -18,7 +18,7 @@ from sot.core.fusion import Fusion
 
 if TYPE_CHECKING:
     from sot.models.complexity import Complexity
-    from sot.models.survey import Backbone
+    from sot.models.survey import Surveyed
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +43,7 @@ def models(
     """List models: parameters, multiply-adds in both conventions, and the paper's figures."""
     import timm
 
-    from sot.models.complexity import measure
+    from sot.models.complexity import measure_complexity
     from sot.paper.figures import PAPER_FIGURES, find_models
 
     if table is not None:
@@ -56,7 +56,7 @@ def models(
     rows = []
     for name in progress(names, "Counting"):
         model = timm.create_model(name)
-        rows.append((name, measure(model, model.default_cfg["input_size"]), PAPER_FIGURES.get(name)))
+        rows.append((name, measure_complexity(model, model.default_cfg["input_size"]), PAPER_FIGURES.get(name)))
     _show_counts(rows, as_json)
 
 
@@ -124,7 +124,7 @@ def backbones(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/backbones.md.")] = False,
 ) -> None:
     """List timm's architectures: where each has its tokens, or why it is refused."""
-    from sot.models.survey import COLUMNS, find_backbones, markdown, probe
+    from sot.models.survey import COLUMNS, find_backbones, markdown, survey
 
     if as_json and as_markdown:
         raise ValueError("--json and --markdown exclude each other")
@@ -132,7 +132,7 @@ def backbones(
         raise ValueError(f"--all and the pattern {pattern!r} exclude each other")
     names = find_backbones("*" if everything else pattern)
     bar = progress(names, "Probing")
-    found = [probe(name) for name in bar]
+    found = [survey(name) for name in bar]
     if as_json:
         for backbone in found:
             typer.echo(json.dumps(backbone.to_dict()))
@@ -143,7 +143,7 @@ def backbones(
     _show_backbones(found, COLUMNS)
 
 
-def _show_backbones(found: list[Backbone], columns: tuple[str, ...]) -> None:
+def _show_backbones(found: list[Surveyed], columns: tuple[str, ...]) -> None:
     refused = [backbone for backbone in found if backbone.layout is None]
     if len(refused) < len(found):
         headers = [Column(name, no_wrap=name == "model", overflow="fold") for name in columns]

@@ -54,17 +54,16 @@ def probe(
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
     from sot.bench.timing import thread_count
-    from sot.models.modeling import SoTForImageClassification
     from sot.training.run import show_bars_on_terminals_only
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
-    backbone = probing.Backbone(model, pretrained, weights, img_size, depth)
+    backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
     with thread_count(threads):
         opened = probing.open_backbone(backbone)
-        if isinstance(opened, SoTForImageClassification):
+        if opened.config.modality == "image":
             if data is None:
                 raise ValueError(f"{model} is a model for images: it needs --data")
             _refuse_texts(model, {"--task": task, "--dev": dev, "--pair": pair, "--regression": regression})
@@ -75,11 +74,11 @@ def probe(
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
         options["representation"] = representation
-        comparison = probing.probe(opened, backbone.title, subject, names, out, **options)
+        comparison = probing.compare_heads(opened, backbone.title, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
         return
-    console.print(probing.as_table(comparison))
+    console.print(comparison.table())
     console.print(f"Best model: {out / 'best'}. Picture: {out / 'probe.png'}.", soft_wrap=True)
 
 

@@ -72,9 +72,10 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
-    from sot.evaluation.evaluate import class_names, draw_confusion, evaluate_text, is_text_model, open_images
+    from sot.evaluation.evaluate import draw_confusion, evaluate_text, open_images
+    from sot.models.folder import class_names, folder_modality
 
-    reads_texts = is_text_model(folder)
+    reads_texts = folder_modality(folder) == "text"
     texts_only = {"--task": task is not None, "--text": text != "sentence", "--pair": pair is not None}
     texts_only["--label"] = label != "label"
     pictures_only = {"--samples": samples > 0, "--all-classes": all_classes, "--corruptions": corruptions is not None}
@@ -163,13 +164,13 @@ def predict(
     as_json: JsonOption = False,
 ) -> None:
     """Classify pictures or texts."""
-    from sot.evaluation.evaluate import load_model
     from sot.evaluation.export import load_exported
     from sot.evaluation.predict import predict_images, predict_texts
+    from sot.models.folder import load_model
 
     given = _given(inputs or [], text or [], pair or [])
     model, processor = load_exported(folder) if folder.suffix in (".onnx", ".pt2") else load_model(folder)
-    if model.config.layout is None:
+    if model.config.modality == "text":
         if inputs and "-" not in inputs:
             raise ValueError(f"{folder} is a model for texts: give --text, or - for one a line, not {inputs[0]!r}")
         predictions = predict_texts(model, processor, given, top, batch_size, pair)

@@ -13,18 +13,19 @@ from torch import Tensor, nn
 from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.checks import check_positive
 from sot.core.head_config import HeadConfig as HeadConfig
+from sot.core.packed import Packed
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, Pool
 
 
-def _second_order(config: HeadConfig) -> dict[str, Any]:
+def _norm_settings(config: HeadConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {"exponent": config.exponent, "num_values": config.num_values}
     settings |= {"num_iterations": config.num_iterations, "center": config.center}
     return settings if config.norm is None else settings | {"norm": config.norm}
 
 
 POOLS: dict[str, Callable[[int, HeadConfig], Pool]] = {
-    "mgcrp": lambda dim, c: CrossCovariancePool(dim, c.heads, c.left_dim, c.right_dim, **_second_order(c)),
-    "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_second_order(c)),
+    "mgcrp": lambda dim, c: CrossCovariancePool(dim, c.heads, c.left_dim, c.right_dim, **_norm_settings(c)),
+    "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_norm_settings(c)),
     "gap": lambda dim, c: AveragePool(dim),
     "max": lambda dim, c: MaxPool(dim),
     "attn": lambda dim, c: AttentionPool(dim, num_heads=math.gcd(dim, 8)),
@@ -37,6 +38,8 @@ class SecondOrderHead(nn.Module):
 
     With `num_classes` 0, or `pre_logits=True`, the output is the representation that the linear layers read,
     `num_features` wide: the class token first, then the pooled words. A part the fusion does not use may be None.
+    Words without padding may come as `Packed`. With `with_branches=True` the output is `(logits, branches)`: the logits
+    of each of `num_branches` classifiers, as `loss` takes them.
     """
 
     def __init__(self, dim: int, num_classes: int, config: HeadConfig | Mapping[str, Any] | None = None) -> None:
@@ -73,20 +76,28 @@ class SecondOrderHead(nn.Module):
         init_linear(self.class_linear)
         init_linear(self.word_linear)
 
+    @property
+    def num_branches(self) -> int:
+        """How many classifiers are trained: two for late fusion, one for the others."""
+        return 2 if self.fusion == "late" else 1
+
     def forward(
         self,
         class_token: Tensor | None,
-        word_tokens: Tensor | None,
+        word_tokens: Tensor | Packed | None,
         mask: Tensor | None = None,
         pre_logits: bool = False,
-    ) -> Tensor:
+        with_branches: bool = False,
+    ) -> Tensor | tuple[Tensor, list[Tensor]]:
         class_part, word_part = self.represent(class_token, word_tokens, mask)
         if pre_logits or self.num_classes == 0:
             return torch.cat([class_part, word_part], dim=1)
-        return self.merge(self.branches(class_part, word_part))
+        branches = self.branches(class_part, word_part)
+        logits = self.merge(branches)
+        return (logits, branches) if with_branches else logits
 
     def represent(
-        self, class_token: Tensor | None, word_tokens: Tensor | None, mask: Tensor | None = None
+        self, class_token: Tensor | None, word_tokens: Tensor | Packed | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """`(batch, class_features)` and `(batch, word_features)`: what the linear layers read, either may be 0 wide."""
         self._check(class_token, word_tokens)
@@ -96,17 +107,29 @@ class SecondOrderHead(nn.Module):
             assert class_token is not None
             return self.widen(class_token), class_token[:, :0]
         assert word_tokens is not None
-        word_tokens = self.norm(word_tokens)
-        if self.fusion == "aggr_all":
-            assert class_token is not None
-            word_tokens = torch.cat([class_token.unsqueeze(1), word_tokens], dim=1)
-            if mask is not None:
-                mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
-        word_part = self.dropout(self.pool(word_tokens, mask))
+        word_part = self.dropout(self._pooled(class_token, word_tokens, mask))
         if self.class_features == 0:
             return word_part[:, :0], word_part
         assert class_token is not None
         return class_token, word_part
+
+    def _pooled(self, class_token: Tensor | None, word_tokens: Tensor | Packed, mask: Tensor | None) -> Tensor:
+        """The words, with the class token in front of them for `aggr_all`, as one vector."""
+        assert self.pool is not None
+        if isinstance(word_tokens, Packed):
+            packed = Packed(self.norm(word_tokens.tokens), word_tokens.starts)
+            if self.fusion != "aggr_all":
+                return self.pool.pool_packed(packed)
+            words, mask = packed.padded()
+        else:
+            words = self.norm(word_tokens)
+        if self.fusion == "aggr_all":
+            assert class_token is not None
+            words = torch.cat([class_token.unsqueeze(1), words], dim=1)
+            if mask is not None:
+                mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
+        pooled: Tensor = self.pool(words, mask)
+        return pooled
 
     def branches(self, class_part: Tensor, word_part: Tensor) -> list[Tensor]:
         """Logits of each classifier: two for late fusion, one for the others."""
@@ -130,7 +153,7 @@ class SecondOrderHead(nn.Module):
         losses = [F.cross_entropy(branch, target, label_smoothing=label_smoothing) for branch in branches]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _check(self, class_token: Tensor | None, word_tokens: Tensor | None) -> None:
+    def _check(self, class_token: Tensor | None, word_tokens: Tensor | Packed | None) -> None:
         if self.fusion != "word":
             if class_token is None:
                 raise ValueError(f"fusion {self.fusion!r} needs a class token, got None; without one use 'word'")
@@ -138,8 +161,11 @@ class SecondOrderHead(nn.Module):
                 raise ValueError(f"class token must have shape (batch, {self.dim}), got {tuple(class_token.shape)}")
         if self.fusion != "class" and word_tokens is None:
             raise ValueError(f"fusion {self.fusion!r} needs word tokens, got None; without them use 'class'")
-        if class_token is not None and word_tokens is not None and class_token.shape[0] != word_tokens.shape[0]:
-            batches = f"{class_token.shape[0]} and {word_tokens.shape[0]}"
+        if class_token is None or word_tokens is None:
+            return
+        samples = len(word_tokens.starts) - 1 if isinstance(word_tokens, Packed) else word_tokens.shape[0]
+        if class_token.shape[0] != samples:
+            batches = f"{class_token.shape[0]} and {samples}"
             raise ValueError(f"class token and word tokens must have the same batch size, got {batches}")
 
 

@@ -12,25 +12,19 @@ import torch
 from accelerate import Accelerator
 from PIL import Image
 from torch.utils.data import DataLoader
-from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    DataCollatorWithPadding,
-)
+from transformers import DataCollatorWithPadding
 
 from sot.data.imagenet import columns_for, subset_name
 from sot.data.images import LEFT_OUT, evaluation_set, load_images, processor_transform, stack
 from sot.data.sources import part_of
 from sot.data.texts import TextData
 from sot.evaluation.metrics import Array, image_scores, text_scores
-from sot.files import as_png, read_object, weights_of
-from sot.models.configuration import SoTConfig
-from sot.models.from_timm import folder_config
-from sot.models.from_transformers import check_pairs, knows_words, open_processor
+from sot.files import as_png, read_object
+from sot.models.folder import load_model
+from sot.models.from_transformers import check_pairs
 from sot.models.modeling import labels_of
 from sot.training.recipe import Recipe, load_recipe
-from sot.training.run import RUN_FILE, full_name, show_bars_on_terminals_only
+from sot.training.run import RUN_FILE, full_name
 from sot.training.train_texts import TextSet
 
 
@@ -54,54 +48,6 @@ class Evaluation:
         return rows
 
 
-def load_model(folder: Path) -> tuple[Any, Any]:
-    """A trained model and its image processor or tokenizer, from a folder."""
-    config = load_config(folder)
-    show_bars_on_terminals_only()
-    kind = AutoModelForSequenceClassification if config.layout is None else AutoModelForImageClassification
-    with weights_of(folder):
-        model, loading = kind.from_pretrained(folder, output_loading_info=True)
-    missing = sorted(loading["missing_keys"])  # transformers draws them anew, and says so in a log only
-    if missing:
-        shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-        raise ValueError(f"the weights in {folder} are not whole: they lack {shown}")
-    return model.eval(), load_processor(folder, config)
-
-
-def load_config(folder: Path) -> SoTConfig:
-    """The configuration of a trained model; any other is refused."""
-    folder_config(folder)  # refuses what is no model
-    config = AutoConfig.from_pretrained(folder)
-    if not isinstance(config, SoTConfig):
-        raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
-    return config
-
-
-def load_processor(folder: Path, config: SoTConfig) -> Any:
-    """The image processor or tokenizer of a trained model."""
-    processor, recipe = open_processor(str(folder), pictures=config.layout is not None), recipe_of(folder)
-    if config.layout is not None:
-        return processor
-    if not knows_words(processor):
-        raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
-    if recipe is not None:
-        processor.model_max_length = recipe.max_length  # texts are cut as they were in training
-    return processor
-
-
-def is_text_model(folder: Path) -> bool:
-    """Whether a trained model reads texts rather than pictures."""
-    return not folder_config(folder).get("layout")
-
-
-def class_names(folder: Path) -> list[str]:
-    """The classes of a trained model."""
-    names = folder_config(folder).get("id2label")
-    if not isinstance(names, dict):
-        raise ValueError(f"{folder} names no classes: it is not a model that sot trained")
-    return [names[str(index)] for index in range(len(names))]
-
-
 def recipe_of(folder: Path) -> Recipe | None:
     """The recipe a model was trained by, if it is in the folder of its run."""
     file = folder / "recipe.yaml"
@@ -116,7 +62,7 @@ def trained_on(folder: Path, data: str) -> bool:
 
 
 @torch.inference_mode()
-def _run(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) -> tuple[Array, Array]:
+def _logits_of(model: Any, data: Any, collate: Any, batch_size: int, progress: Any) -> tuple[Array, Array]:
     """Logits in float32 and labels of every sample once, shared among the processes if there are several."""
     processes = Accelerator(cpu=not torch.accelerator.is_available())
     loader = processes.prepare(DataLoader(data, batch_size=batch_size, collate_fn=collate))
@@ -148,7 +94,7 @@ class ImageTest:
     ) -> Evaluation:
         """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
         changed = self.transform if change is None else lambda image: self.transform(change(image))
-        logits, labels = _run(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
+        logits, labels = _logits_of(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
         logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]  # pictures that could not be read
         names, columns = labels_of(self.model), self.columns
         if len(columns) == len(names) or all_classes:
@@ -186,7 +132,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
     check_pairs(model.config, data.dev.pairs is not None)
     collate = DataCollatorWithPadding(tokenizer)
     texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None)
-    logits, labels = _run(model, texts, collate, batch_size, progress)
+    logits, labels = _logits_of(model, texts, collate, batch_size, progress)
     scores = text_scores(data.metric, logits, labels)
     if data.labels is None:
         return Evaluation(scores, names, np.zeros((1, 1), dtype=int))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.data.images import check_processor
-from sot.evaluation.evaluate import load_config, load_model, load_processor
 from sot.models.branched import heads_of
+from sot.models.folder import load_config, load_model, load_processor
 from sot.ops.svpn.export import ROOTS
 from sot.training.run import check_folder
 
@@ -58,7 +58,7 @@ def export_model(folder: Path, to: str, out: Path | None = None) -> Export:
             _check_neighbours(unfinished, file)
         with _quiet():
             write(model, sample_inputs(model, processor, 3, 9), unfinished / file.name)
-        differences = _check(model, processor, unfinished / file.name)
+        differences = _compare(model, processor, unfinished / file.name)
         for part in unfinished.iterdir():
             if apart or part.name.startswith(file.name):
                 os.replace(part, file.parent / part.name)
@@ -90,7 +90,7 @@ def _check_neighbours(unfinished: Path, file: Path) -> None:
 def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[str, Tensor]:
     """Random pictures, or random texts of `length` tokens of which the last is shorter."""
     generator = torch.Generator().manual_seed(batch)
-    if model.config.layout is not None:
+    if model.config.modality == "image":
         shape = check_processor(processor, "the model")
         return {"pixel_values": torch.randn(batch, *shape, generator=generator)}
     tokens = torch.randint(0, len(processor), (batch, length), generator=generator)
@@ -147,7 +147,7 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.inference_mode()
-def _check(model: Any, processor: Any, file: Path) -> dict[int, float]:
+def _compare(model: Any, processor: Any, file: Path) -> dict[int, float]:
     exported, _ = load_exported(file)
     differences = {}
     for batch, length in SIZES:
@@ -165,7 +165,7 @@ class ExportedModel:
 
     def __init__(self, file: Path, config: Any) -> None:
         self.config, self.device = config, torch.device("cpu")
-        self.run = _open_onnx(file) if file.suffix == FORMATS["onnx"] else _open_torch(file)
+        self.run = _open_onnx(file) if file.suffix == FORMATS["onnx"] else _open_program(file)
 
     def __call__(self, **inputs: Tensor) -> SimpleNamespace:
         return SimpleNamespace(logits=self.run(inputs))
@@ -186,7 +186,7 @@ def _open_onnx(file: Path) -> Any:
     return run
 
 
-def _open_torch(file: Path) -> Any:
+def _open_program(file: Path) -> Any:
     with _blaming(file), zipfile.ZipFile(file) as archive:
         if any(part in name for name in archive.namelist() for part in RUNS_CODE):
             raise ValueError("it holds objects that run code when they are read")

@@ -46,7 +46,7 @@ def image_scores(logits: Array, labels: Array) -> dict[str, float]:
     }
 
 
-def _classes(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
+def _of_classes(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
     return lambda logits, labels: float(score(labels.astype(int), logits.argmax(1)))
 
 
@@ -62,9 +62,9 @@ def _correlation(score: Callable[[Array, Array], Any]) -> Callable[[Array, Array
 
 
 TEXT_SCORES: dict[str, Callable[[Array, Array], float]] = {
-    "accuracy": _classes(lambda labels, predicted: float((labels == predicted).mean())),
-    "mcc": _classes(matthews_corrcoef),
-    "f1": _classes(f1_score),
+    "accuracy": _of_classes(lambda labels, predicted: float((labels == predicted).mean())),
+    "mcc": _of_classes(matthews_corrcoef),
+    "f1": _of_classes(f1_score),
     "pearson": _correlation(pearsonr),
     "spearman": _correlation(spearmanr),
 }

@@ -36,7 +36,7 @@ def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _read(path: str) -> Image.Image | str:
+def _picture_or_error(path: str) -> Image.Image | str:
     """A picture, or what is wrong with the file."""
     try:
         return open_picture(path)
@@ -50,7 +50,7 @@ def _read(path: str) -> Image.Image | str:
 def predict_images(model: Any, processor: Any, files: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
     """One prediction a file, in order; a file that cannot be read is reported and the rest still done."""
     for batch in _batches(files, batch_size):
-        read = {file: _read(file) for file in dict.fromkeys(batch)}
+        read = {file: _picture_or_error(file) for file in dict.fromkeys(batch)}
         good = [file for file, picture in read.items() if not isinstance(picture, str)]
         rows: dict[str, list[tuple[str, float]]] = {}
         if good:

@@ -3,14 +3,14 @@
 from sot.explain.branches import BOTH, CLASS, WORDS, Branches, Contributions, branch_contributions, split_logits
 from sot.explain.cam import METHODS, activation_maps
 from sot.explain.evidence import Evidence, pair_evidence
-from sot.explain.explanation import IMAGE_METHODS, explain, explain_image, explain_text
+from sot.explain.explanation import IMAGE_METHODS, explain_image, explain_item, explain_text
 from sot.explain.faithfulness import delete_patches, delete_words
 from sot.explain.figure import columns_figure
 from sot.explain.reading import Reading, explaining, read_image, read_text
 from sot.explain.relevance import relevance_maps, token_relevance
 from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
 from sot.explain.spectrum import Spectrum, singular_spectrum
-from sot.explain.uploads import MAX_PIXELS, open_picture
+from sot.explain.uploads import MAX_PIXELS, open_upload
 from sot.explain.words import TEXT_METHODS, Words, split_words, token_influence, word_influence
 
 __all__ = [
@@ -36,11 +36,11 @@ __all__ = [
     "columns_figure",
     "delete_patches",
     "delete_words",
-    "explain",
     "explain_image",
+    "explain_item",
     "explain_text",
     "explaining",
-    "open_picture",
+    "open_upload",
     "pair_evidence",
     "read_image",
     "read_text",

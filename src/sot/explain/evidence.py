@@ -133,7 +133,7 @@ def pair_evidence(head: SecondOrderHead, tokens: Tokens, target: int) -> Evidenc
             value: Tensor = single.sum()
             pairs: Tensor | None = torch.diag(single)
         else:
-            value, single, pairs = _second_order(head.pool, words, mask, weights, degree)
+            value, single, pairs = _second_order_evidence(head.pool, words, mask, weights, degree)
     table = None if pairs is None else pairs[lead:, lead:].cpu().numpy()
     residual = float(value - single.sum())
     return Evidence(single[lead:].cpu().numpy(), table, float(single[:lead].sum()), degree, residual)
@@ -149,7 +149,7 @@ def pooled_tokens(head: SecondOrderHead, tokens: Tokens) -> tuple[Tensor, Tensor
     return words, None if mask is None else torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1), 1
 
 
-def _second_order(
+def _second_order_evidence(
     pool: Any, words: Tensor, mask: Tensor | None, weights: Tensor, degree: float
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     left, right = factors(pool, words, mask)

@@ -65,7 +65,7 @@ def _common(
     }
 
 
-def _columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
+def _branch_columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
     labels, branches = labels_of(model), split_logits(model.classifier, reading.tokens)
     columns = []
     for part, values in maps.items():
@@ -159,7 +159,7 @@ def _image_columns(
         maps, note = relevance_maps(model, pixels, target)
     else:
         maps, note = activation_maps(model, pixels, target, method), ""
-    return _columns(model, reading, maps, common["truth"]), note
+    return _branch_columns(model, reading, maps, common["truth"]), note
 
 
 def _pixels(processor: Any, image: Image.Image) -> Tensor:
@@ -205,7 +205,7 @@ def explain_text(
         reading = read_text(model, words.encoded, attentions=method == "relevance")
         common = _common(model, reading, target, truth, top)
         index = common["labels"].index(common["target"])
-        columns = _columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
+        columns = _branch_columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
     given = {}
     for name, (other, tokenize) in others.items():
         with explaining(other):
@@ -213,7 +213,9 @@ def explain_text(
             if there.spans != words.spans:
                 raise ValueError(f"the model for the {name} divides the text into other words")
             reading = read_text(other, there.encoded, attentions=method == "relevance")
-            found = _columns(other, reading, word_influence(other, reading, there, index, method), common["truth"])[-1]
+            found = _branch_columns(
+                other, reading, word_influence(other, reading, there, index, method), common["truth"]
+            )[-1]
         given[name] = Column(name, found.values, found.predicted, found.correct)
     common["evidence"] = _of_words(common["evidence"], words)
     common["notes"] += [words.cut] if words.cut else []
@@ -229,10 +231,10 @@ def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
     return Evidence(merged, pairs, evidence.class_token, evidence.degree, evidence.residual)
 
 
-def explain(model: Any, processor: Any, item: Any, **options: Any) -> ImageExplanation | TextExplanation:
+def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> ImageExplanation | TextExplanation:
     """`explain_image` or `explain_text`, as the model has it; a pair of texts is a tuple."""
     check_model(model)
-    if isinstance(model, SoTForImageClassification):
+    if model.config.modality == "image":
         if isinstance(item, str | tuple):
             raise ValueError("this model reads pictures, and it was given a text")
         return explain_image(model, processor, item, **options)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
 from sot.models.tokens import Tokens
 
 _ONE_AT_A_TIME = threading.RLock()  # hooks and switches below belong to the model, which a server shares
@@ -30,7 +30,7 @@ class Reading:
 
 def check_model(model: Any) -> None:
     """Raise ValueError unless the model has a second-order head on a backbone of ours."""
-    if not isinstance(model, SoTForImageClassification | SoTForSequenceClassification):
+    if not isinstance(model, SoTPreTrainedModel):
         raise ValueError(
             f"{type(model).__name__} cannot be explained; accepted: a model that sot.equip or sot train made"
         )
@@ -62,8 +62,8 @@ def read_image(model: SoTForImageClassification, pixels: Tensor, attentions: boo
     of_timm = model.body is not model.backbone
     switch: AbstractContextManager[list[Tensor]] = explicit_attention(model) if attentions else nullcontext([])
     with switch as maps:
-        tokens, outputs = model.tokens(pixels, **({"output_attentions": True} if attentions and not of_timm else {}))
-    found = maps if of_timm else list(getattr(outputs, "attentions", None) or [])
+        tokens = model.tokens(pixels, output_attentions=True if attentions and not of_timm else None)
+    found = maps if of_timm else list(getattr(tokens.outputs, "attentions", None) or [])
     prefix = model.layout.num_prefix_tokens
     return Reading(_as_head(model, tokens), prefix, 0 if model.layout.has_class_token else None, found, pixels)
 
@@ -76,26 +76,21 @@ def read_text(model: SoTForSequenceClassification, encoded: Mapping[str, Tensor]
         embeddings.append(output.detach().requires_grad_())
         return embeddings[-1]
 
-    inputs = {name: value.to(model.device) for name, value in encoded.items()}
+    inputs: dict[str, Any] = {name: value.to(model.device) for name, value in encoded.items()}
     handle = model.get_input_embeddings().register_forward_hook(make_leaf)
     try:
         with explicit_attention(model) if attentions else nullcontext():
-            outputs = model.backbone(**inputs, return_dict=True, **({"output_attentions": True} if attentions else {}))
+            tokens = model.tokens(**inputs, output_attentions=attentions or None)
     finally:
         handle.remove()
-    pooled = outputs.pooler_output if model.config.class_pooler else None
-    tokens = model.tokens(outputs.last_hidden_state, pooled, inputs.get("attention_mask"))
     index = tokens.word_tokens.shape[1] - 1 if model.config.class_position == "last" else 0
-    found = list(getattr(outputs, "attentions", None) or [])
+    found = list(getattr(tokens.outputs, "attentions", None) or [])
     return Reading(_as_head(model, tokens), 0, index, found, embeddings[0])
 
 
 def _as_head(model: Any, tokens: Tokens) -> Tokens:
     """In the type of the head, which may be float32 above a backbone in half precision."""
-    dtype = next(model.classifier.parameters()).dtype
-    class_token = None if tokens.class_token is None else tokens.class_token.to(dtype)
-    branches = [_as_head(model, branch) for branch in tokens.branches]
-    return Tokens(class_token, tokens.word_tokens.to(dtype), tokens.mask, tokens.grid, branches)
+    return tokens.to(next(model.classifier.parameters()).dtype)
 
 
 @contextmanager

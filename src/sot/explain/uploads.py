@@ -7,11 +7,11 @@ from typing import BinaryIO
 
 from PIL import Image
 
-from sot.data import pictures
+from sot.data.pictures import open_picture
 
 MAX_PIXELS = 50_000_000  # 150 MB decoded
 
 
-def open_picture(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def open_upload(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """A picture as training reads it, or ValueError saying what is wrong; its size is looked at before decoding."""
-    return pictures.open_picture(source, max_pixels)
+    return open_picture(source, max_pixels)

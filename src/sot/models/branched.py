@@ -4,21 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
-from sot.models.tokens import Layout
+from sot.core.packed import Packed
+from sot.models.layout import Layout
 
 
 class BranchedHead(SecondOrderHead):
-    """The head of the first branch, with those of the `others` inside; logits add up, losses are averaged."""
+    """The head of the first branch, with those of the `others` inside; logits add up, losses are averaged.
+
+    `pre_logits` and `num_features` are those of the first branch.
+    """
 
     def __init__(self, num_classes: int, config: HeadConfig, layouts: Sequence[Layout]) -> None:
         super().__init__(layouts[0].dim, num_classes, config)
         self.others = nn.ModuleList(
             SecondOrderHead(layout.dim, num_classes, fit_branch(config, layout)) for layout in layouts[1:]
         )
+
+    @property
+    def num_branches(self) -> int:
+        """How many classifiers all heads have together."""
+        return super().num_branches + sum(head.num_branches for head in heads_of(self)[1:])
+
+    def forward(
+        self,
+        class_token: Tensor | None,
+        word_tokens: Tensor | Packed | None,
+        mask: Tensor | None = None,
+        pre_logits: bool = False,
+        with_branches: bool = False,
+        others: Sequence[tuple[Tensor | None, Tensor]] = (),
+    ) -> Any:
+        """Sum of the logits of all heads; `others` has the class token and the words of each further branch."""
+        if pre_logits or self.num_classes == 0:
+            return super().forward(class_token, word_tokens, mask, pre_logits)
+        if len(others) != len(self.others):
+            raise ValueError(f"expected the tokens of {len(self.others)} further branches, got {len(others)}")
+        parts: list[Any] = [super().forward(class_token, word_tokens, mask, with_branches=True)]
+        parts += [head(*tokens, with_branches=True) for head, tokens in zip(self.others, others)]
+        logits = torch.stack([part for part, _ in parts]).sum(0)
+        return (logits, [branch for _, branches in parts for branch in branches]) if with_branches else logits
+
+    def loss(self, branches: list[Tensor], target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """Mean over the heads of the loss of each."""
+        rest, losses = iter(branches), []
+        for count in (super().num_branches, *(head.num_branches for head in heads_of(self)[1:])):
+            losses.append(super().loss(list(islice(rest, count)), target, label_smoothing))
+        return torch.stack(losses).mean()
 
 
 def fit_branch(head: HeadConfig, layout: Layout) -> HeadConfig:

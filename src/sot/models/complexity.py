@@ -39,7 +39,7 @@ class Logits(nn.Module):
         return logits
 
 
-def measure(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
+def measure_complexity(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
     """Count one image of `input_size` on the meta device, where nothing is computed. The model is moved there."""
     model = model.to("meta").eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:

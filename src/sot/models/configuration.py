@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from transformers.configuration_utils import SubConfigSpec
 
 from sot.core.head import HeadConfig
 
+MODALITIES = ("image", "text")
 POSITIONS = ("first", "last")
 BACKBONE_SETTINGS = {  # read from and written to the backbone's configuration, which alone has them
     "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "num_hidden_layers", "num_attention_heads",
@@ -23,6 +25,7 @@ class SoTConfig(PreTrainedConfig):
     Args:
         backbone_config: Configuration of the backbone; of timm models a TimmWrapperConfig.
         head: Fields of HeadConfig.
+        modality: What it reads: "image" or "text"; where it is not said, images if there is a layout.
         layout: Fields of Layout: where an image backbone has its tokens.
         embed: Token embedding in place of the backbone's own (image backbones of timm), or None.
         class_position: Which kept token of a text is its class token: "first" or "last".
@@ -38,6 +41,7 @@ class SoTConfig(PreTrainedConfig):
 
     backbone_config: dict[str, Any] | PreTrainedConfig | None = None
     head: dict[str, Any] | None = None
+    modality: str | None = None
     layout: dict[str, Any] | None = None
     embed: str | None = None
     class_position: str = "first"
@@ -49,6 +53,7 @@ class SoTConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         self.head = HeadConfig.from_dict(self.head or {}).to_dict()
+        self.modality = modality_of({"modality": self.modality, "layout": self.layout})
         if self.class_position not in POSITIONS:
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
         if self.head["fusion"] == "late" and self.problem != "single_label_classification":
@@ -58,6 +63,11 @@ class SoTConfig(PreTrainedConfig):
     def problem(self) -> str:
         """The `problem_type`, or what transformers takes where there is none."""
         return self.problem_type or ("regression" if self.num_labels == 1 else "single_label_classification")
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the backbone has a class token; a text always has one of its own."""
+        return bool(self.layout.get("has_class_token")) if self.layout else True
 
     @property
     def hidden_size(self) -> int:
@@ -83,6 +93,16 @@ class SoTConfig(PreTrainedConfig):
         settings, kwargs = super().get_config_dict(name, **kwargs)
         own = settings.get("model_type", cls.model_type) == cls.model_type
         return settings if own else equipped_settings(settings, name), kwargs
+
+
+def modality_of(settings: Mapping[str, Any]) -> str:
+    """What the model of a config.json reads; the first ones did not say so, and had a layout if it was images."""
+    modality = settings.get("modality") or ("image" if settings.get("layout") else "text")
+    if modality not in MODALITIES:
+        raise ValueError(f"modality must be one of {', '.join(MODALITIES)}, got {modality!r}")
+    if (modality == "image") != bool(settings.get("layout")):
+        raise ValueError(f"a model of modality {modality!r} {'needs a' if modality == 'image' else 'has no'} layout")
+    return str(modality)
 
 
 def token_width(config: Any) -> int:

@@ -5,41 +5,36 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import timm
 from torch import nn
-from transformers import (
-    MODEL_MAPPING,
-    PreTrainedModel,
-    TimmWrapperConfig,
-    TimmWrapperModel,
-)
+from transformers import MODEL_MAPPING, PreTrainedModel, TimmWrapperConfig
 
 from sot.core.checks import is_number
 from sot.core.head import HeadConfig
-from sot.files import weights_of
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
+from sot.models.folder import folder_config
 from sot.models.from_timm import (
     check_twin,
-    folder_config,
-    recover_arguments,
+    is_timm,
+    open_timm,
     shortened,
     timm_layout,
-    timm_name,
     timm_processor,
 )
 from sot.models.from_transformers import (
+    backbone_modality,
     copy_config,
     ensure_padding,
     find_class_position,
     load_transformers,
     transformers_layout,
 )
+from sot.models.layout import Layout
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
 
 logger = logging.getLogger("sot")
@@ -86,7 +81,7 @@ def equip(
     _check_loss(label_smoothing, problem_type)
     if isinstance(model, SoTPreTrainedModel):
         raise ValueError("this model has a second-order head already: equip its backbone, model.backbone, for another")
-    names = _classes(num_classes, labels, model)
+    names = _label_names(num_classes, labels, model)
     problem_type = problem_type or ("regression" if len(names) == 1 else None)  # as transformers has it, but at once
     settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
@@ -98,7 +93,7 @@ def equip(
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     if model_args:
         raise ValueError(f"model_args={dict(model_args)} are for timm models only, got {type(source).__name__}")
-    if source.main_input_name == "pixel_values":
+    if backbone_modality(source) == "image":
         return _equip_vision(source, processor, config, settings, depth)
     settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
     return _equip_text(source, processor, config, settings, depth)
@@ -132,7 +127,7 @@ def _count(num_classes: Any) -> int:
     return count
 
 
-def _classes(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> list[str]:
+def _label_names(num_classes: int | None, labels: Sequence[str] | None, model: Any) -> list[str]:
     if num_classes is None and labels is None:
         old = _old_labels(model)
         count = getattr(model, "num_classes", None)
@@ -164,16 +159,6 @@ def _old_labels(model: Any) -> dict[Any, str] | None:
     return getattr(getattr(model, "config", None), "id2label", None)
 
 
-def is_timm(model: Any) -> bool:
-    """Whether a model, name or folder is one of timm's."""
-    if isinstance(model, nn.Module):
-        return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
-    name = str(model)
-    if Path(name).is_dir():
-        return "architecture" in folder_config(Path(name))
-    return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
-
-
 # --- timm --------------------------------------------------------------------------------------------------
 
 
@@ -186,36 +171,29 @@ def _equip_timm(
     pretrained: bool,
     model_args: dict[str, Any],
 ) -> SoTForImageClassification:
-    recovered = False
-    folder = Path(model) if isinstance(model, str | Path) and Path(model).is_dir() else None
-    if folder is not None and folder_config(folder).get("model_type"):
-        with weights_of(folder):
-            model = TimmWrapperModel.from_pretrained(folder)
-    if isinstance(model, PreTrainedModel):
-        model, model_args = model.timm_model, {**(model.config.model_args or {}), **model_args}
-    elif not isinstance(model, nn.Module):
-        name, model_args = timm_name(str(model), model_args)
-        with nullcontext() if folder is None else weights_of(folder):
-            model = timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args)
-    elif not model_args:
-        model_args, recovered = recover_arguments(model), True
-    architecture = model.pretrained_cfg["architecture"]
+    source, model_args, recovered = open_timm(model, pretrained, model_args)
+    architecture = source.pretrained_cfg["architecture"]
     if depth is not None:
         if recovered:
-            whole = timm.create_model(architecture, num_classes=0, **model_args)
-            _copy_weights(model, whole)
-            check_twin(model, whole)
-        model_args, recovered = shortened(model, model_args, depth), False
+            _check_recovered(source, model_args)
+        model_args, recovered = shortened(source, model_args, depth), False
     layout = timm_layout(architecture, model_args, embed)
     head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
-    config = SoTConfig(backbone_config=backbone, head=head.to_dict(), layout=layout.to_dict(), embed=embed, **settings)
-    equipped = SoTForImageClassification(config)
-    _copy_weights(model, equipped.backbone.timm_model, skip=_embedding(equipped.backbone.timm_model) if embed else ())
+    equipped = SoTForImageClassification(_image_config(backbone, head, layout, settings, embed))
+    body = equipped.backbone.timm_model
+    _copy_weights(source, body, skip=_embedding(body) if embed else ())
     if recovered and embed is None:
-        check_twin(model, equipped.backbone.timm_model)
-    equipped.processor = timm_processor(model, model_args)
+        check_twin(source, body)
+    equipped.processor = timm_processor(source, model_args)
     return equipped
+
+
+def _check_recovered(source: Any, model_args: dict[str, Any]) -> None:
+    """Raise ValueError unless a model built with these arguments computes the same."""
+    whole = timm.create_model(source.pretrained_cfg["architecture"], num_classes=0, **model_args)
+    _copy_weights(source, whole)
+    check_twin(source, whole)
 
 
 def _embedding(model: nn.Module) -> tuple[str, ...]:
@@ -239,9 +217,7 @@ def _equip_vision(
     layout = transformers_layout(config)
     mean_pooled = getattr(config, "use_mean_pooling", False) and layout.norm is None  # BEiT: norm after its own pooling
     head = _fit_head(head, layout.has_class_token, needs_norm=mean_pooled)
-    equipped = SoTForImageClassification(
-        SoTConfig(backbone_config=config, head=head.to_dict(), layout=layout.to_dict(), **settings)
-    )
+    equipped = SoTForImageClassification(_image_config(config, head, layout, settings))
     _copy_weights(source, equipped.backbone)
     equipped.processor = processor
     return equipped
@@ -253,7 +229,9 @@ def _equip_text(
     config = copy_config(source.config, depth)
     if type(config) not in MODEL_MAPPING:
         raise ValueError(f"{type(source).__name__} is not a text model that AutoModel can build")
-    equipped = SoTForSequenceClassification(SoTConfig(backbone_config=config, head=head.to_dict(), **settings))
+    equipped = SoTForSequenceClassification(
+        SoTConfig(backbone_config=config, head=head.to_dict(), modality="text", **settings)
+    )
     _copy_weights(source, equipped.backbone)
     equipped.processor = tokenizer
     if tokenizer is not None:
@@ -263,6 +241,13 @@ def _equip_text(
 
 
 # --- shared ------------------------------------------------------------------------------------------------
+
+
+def _image_config(
+    backbone: Any, head: HeadConfig, layout: Layout, settings: dict[str, Any], embed: str | None = None
+) -> SoTConfig:
+    parts: dict[str, Any] = {"head": head.to_dict(), "layout": layout.to_dict(), "embed": embed}
+    return SoTConfig(backbone_config=backbone, modality="image", **parts, **settings)
 
 
 def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> HeadConfig:

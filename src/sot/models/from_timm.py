@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,39 @@ import torch
 from timm.layers import PatchEmbed, to_2tuple
 from timm.models import load_model_config_from_hf
 from torch import nn
-from transformers import BitImageProcessor
+from transformers import BitImageProcessor, PreTrainedModel, TimmWrapperModel
 
-from sot.files import read_object
+from sot.files import weights_of
 from sot.models.configuration import check_depth
 from sot.models.embedding.token_embed import replace_embedding
-from sot.models.tokens import Layout, as_branches, find_layout, timm_features
+from sot.models.folder import folder_config
+from sot.models.layout import Layout, find_layout
+from sot.models.tokens import as_branches, timm_features
 
 
-def folder_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a model: it has no config.json")
-    return read_object(file)
+def is_timm(model: Any) -> bool:
+    """Whether a model, name or folder is one of timm's."""
+    if isinstance(model, nn.Module):
+        return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
+    name = str(model)
+    if Path(name).is_dir():
+        return "architecture" in folder_config(Path(name))
+    return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
+
+
+def open_timm(model: Any, pretrained: bool, model_args: dict[str, Any]) -> tuple[Any, dict[str, Any], bool]:
+    """The timm model itself, the arguments it is built with, and whether these had to be read off it."""
+    folder = Path(model) if isinstance(model, str | Path) and Path(model).is_dir() else None
+    if folder is not None and folder_config(folder).get("model_type"):
+        with weights_of(folder):
+            model = TimmWrapperModel.from_pretrained(folder)
+    if isinstance(model, PreTrainedModel):
+        return model.timm_model, {**(model.config.model_args or {}), **model_args}, False
+    if isinstance(model, nn.Module):
+        return (model, model_args, False) if model_args else (model, recover_arguments(model), True)
+    name, model_args = timm_name(str(model), model_args)
+    with nullcontext() if folder is None else weights_of(folder):
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, **model_args), model_args, False
 
 
 def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -67,8 +87,8 @@ def recover_arguments(model: Any) -> dict[str, Any]:
         raise ValueError(f"{type(model).__name__} was not built by timm.create_model, so it could not be loaded again")
     with torch.device("meta"):
         plain = timm.create_model(architecture, num_classes=0)
-        usual = describe(plain)
-        arguments = {name: value for name, value in describe(model).items() if usual.get(name) != value}
+        usual = read_arguments(plain)
+        arguments = {name: value for name, value in read_arguments(model).items() if usual.get(name) != value}
         try:
             twin = timm.create_model(architecture, num_classes=0, **arguments) if arguments else plain
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -94,7 +114,7 @@ def _dropouts(model: Any, *attributes: str) -> dict[str, float]:
 
 def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The arguments of a timm model with its first `depth` layers."""
-    check_depth(depth, describe(model).get("depth"), type(model).__name__)
+    check_depth(depth, read_arguments(model).get("depth"), type(model).__name__)
     return {**model_args, "depth": depth}
 
 
@@ -102,35 +122,45 @@ def _needs_arguments(architecture: str) -> str:
     return f"this {architecture} was built with arguments that cannot be read off it: pass them as model_args={{...}}"
 
 
-def describe(model: Any) -> dict[str, Any]:
+def read_arguments(model: Any) -> dict[str, Any]:
     """What can be read off a timm model of the arguments it was built with."""
-    embedding: Any = getattr(model, "patch_embed", None)
-    found = {name: getattr(model, name) for name in ("no_embed_class", "dynamic_img_size") if hasattr(model, name)}
-    found |= {
-        "class_token": getattr(model, "has_class_token", None),
-        "reg_tokens": getattr(model, "num_reg_tokens", None),
-    }
-    first_layer = model.pretrained_cfg.get("first_conv")
-    if isinstance(first_layer, str) and first_layer in dict(model.named_modules()):
-        found["in_chans"] = getattr(model.get_submodule(first_layer), "in_channels", None)
-    if isinstance(embedding, PatchEmbed):
-        found |= {"img_size": embedding.img_size, "patch_size": embedding.patch_size[0]}
-    stages = [stage for name in ("layers", "stages") for stage in _children(model, name)]
-    blocks = [_children(stage, "blocks") for stage in stages] or [_children(model, "blocks")]
-    first: list[Any] = [stage[0] for stage in blocks if stage and hasattr(stage[0], "attn")]
-    if first and len(first) == len(blocks):
-        heads, depths = tuple(getattr(b.attn, "num_heads", None) for b in first), tuple(map(len, blocks))
-        if stages:
-            found |= {"depths": depths, "num_heads": heads, "embed_dim": getattr(model, "embed_dim", None)}
-        else:
-            found |= {"depth": depths[0], "num_heads": heads[0], "embed_dim": model.num_features}
-        if hasattr(getattr(first[0], "mlp", None), "fc1"):
-            found["mlp_ratio"] = first[0].mlp.fc1.out_features / first[0].mlp.fc1.in_features
-        for rate in ("proj_drop", "attn_drop"):
-            found[f"{rate}_rate"] = getattr(getattr(first[0].attn, rate, None), "p", 0.0)
+    found = _embedding_arguments(model) | _block_arguments(model)
     found["pos_drop_rate"] = getattr(getattr(model, "pos_drop", None), "p", 0.0)
     found["drop_path_rate"] = max(_dropouts(model, "drop_prob").values(), default=0.0)  # it grows with the depth
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _embedding_arguments(model: Any) -> dict[str, Any]:
+    """Sizes of images and patches, channels, and the tokens beside the words."""
+    found = {name: getattr(model, name) for name in ("no_embed_class", "dynamic_img_size") if hasattr(model, name)}
+    found["class_token"] = getattr(model, "has_class_token", None)
+    found["reg_tokens"] = getattr(model, "num_reg_tokens", None)
+    first_layer = model.pretrained_cfg.get("first_conv")
+    if isinstance(first_layer, str) and first_layer in dict(model.named_modules()):
+        found["in_chans"] = getattr(model.get_submodule(first_layer), "in_channels", None)
+    embedding: Any = getattr(model, "patch_embed", None)
+    if isinstance(embedding, PatchEmbed):
+        found |= {"img_size": embedding.img_size, "patch_size": embedding.patch_size[0]}
+    return found
+
+
+def _block_arguments(model: Any) -> dict[str, Any]:
+    """Depth, width and dropout of attention blocks, in stages or without; nothing where some stage has none."""
+    stages = [stage for name in ("layers", "stages") for stage in _children(model, name)]
+    blocks = [_children(stage, "blocks") for stage in stages] or [_children(model, "blocks")]
+    if not all(stage and hasattr(stage[0], "attn") for stage in blocks):
+        return {}
+    first: list[Any] = [stage[0] for stage in blocks]
+    heads, depths = tuple(getattr(block.attn, "num_heads", None) for block in first), tuple(map(len, blocks))
+    if stages:
+        found = {"depths": depths, "num_heads": heads, "embed_dim": getattr(model, "embed_dim", None)}
+    else:
+        found = {"depth": depths[0], "num_heads": heads[0], "embed_dim": model.num_features}
+    if hasattr(getattr(first[0], "mlp", None), "fc1"):
+        found["mlp_ratio"] = first[0].mlp.fc1.out_features / first[0].mlp.fc1.in_features
+    for rate in ("proj_drop", "attn_drop"):
+        found[f"{rate}_rate"] = getattr(getattr(first[0].attn, rate, None), "p", 0.0)
+    return found
 
 
 def _children(module: Any, name: str) -> list[Any]:
@@ -143,7 +173,7 @@ def check_twin(model: Any, twin: Any) -> None:
     """Same shapes are not yet the same function: compare features of both."""
     original = copy.deepcopy(model).eval()
     data = timm.data.resolve_model_data_config(original)
-    channels = describe(original).get("in_chans", data["input_size"][0])
+    channels = read_arguments(original).get("in_chans", data["input_size"][0])
     size = (2, channels, *_image_size(original, {}, data["input_size"]))
     image = torch.randn(size, generator=torch.Generator().manual_seed(0)).to(next(original.parameters()))
     mode, twin = twin.training, twin.eval()

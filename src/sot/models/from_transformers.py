@@ -12,26 +12,19 @@ from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_MAPPING,
     AutoConfig,
-    AutoImageProcessor,
     AutoModel,
     AutoModelForTextEncoding,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from sot.files import one_line, read_object, weights_of
+from sot.files import weights_of
 from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
-from sot.models.from_timm import folder_config
-from sot.models.modeling import SoTForSequenceClassification, build_backbone
-from sot.models.tokens import CLASS_TOKENS, Layout, find_layout
+from sot.models.folder import knows_words, needs_code, open_processor
+from sot.models.layout import CLASS_TOKENS, Layout, find_layout
+from sot.models.modeling import SoTForSequenceClassification, SoTPreTrainedModel, build_backbone
 
 logger = logging.getLogger("sot")
-
-PROCESSOR_FILES = {  # objects of JSON, as far as there are any
-    AutoImageProcessor: ("preprocessor_config.json", "processor_config.json"),
-    AutoTokenizer: ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
-}
 
 
 def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -> tuple[PreTrainedModel, Any]:
@@ -45,8 +38,8 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
             f"{type(model).__name__} is neither of timm nor of transformers: use SecondOrderHead on its tokens"
         )
     name = str(model)
-    if Path(name).is_dir():
-        folder_config(Path(name))
+    if Path(name).is_dir() and needs_code(Path(name)) and not trust:
+        raise ValueError(f"{name} brings code of its own: pass trust_remote_code=True to run it")
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
     except (OSError, ValueError) as error:
@@ -67,25 +60,17 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
 
 def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
     """The image processor or tokenizer of a name or folder, if it has one."""
-    pictures = source.main_input_name == "pixel_values"
+    modality = backbone_modality(source)
     try:
-        found = open_processor(name, pictures, trust) if name else None
+        found = open_processor(name, modality, trust) if name else None
     except OSError:
         return None
-    return found if found is None or pictures or knows_words(found) else None
+    return found if found is None or modality == "image" or knows_words(found) else None
 
 
-def open_processor(name: str, pictures: bool, trust: bool = False) -> Any:
-    """The image processor or tokenizer of a name or folder: OSError without one, ValueError names a damaged file."""
-    loader = AutoImageProcessor if pictures else AutoTokenizer
-    for file in (Path(name) / each for each in PROCESSOR_FILES[loader]):
-        if file.is_file():
-            read_object(file)
-    try:
-        return loader.from_pretrained(name, trust_remote_code=trust)
-    except Exception as error:  # tokenizers raises no other kind
-        what = "image processor" if pictures else "tokenizer"
-        raise OSError(f"the {what} in {name} cannot be loaded: {one_line(error)}") from error
+def backbone_modality(source: PreTrainedModel) -> str:
+    """What a model of transformers reads."""
+    return "image" if source.main_input_name == "pixel_values" else "text"
 
 
 def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
@@ -131,13 +116,7 @@ def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
     model.config.pad_token_id = model.backbone.config.pad_token_id = tokenizer.pad_token_id
 
 
-def knows_words(tokenizer: Any) -> bool:
-    """Whether it was read from files: AutoTokenizer makes one of special tokens alone where there are none."""
-    made = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens, "▁"}  # T5's space among them
-    return any(word not in made for word in tokenizer.get_vocab())
-
-
-def check_length(model: SoTForSequenceClassification, max_length: int, pairs: bool) -> None:
+def check_length(model: SoTPreTrainedModel, max_length: int, pairs: bool) -> None:
     """Refuse to cut texts where no word is left, or where there are no positions for all tokens."""
     least = 1 + int(model.processor.num_special_tokens_to_add(pair=pairs))  # below, tokenizers cut nothing at all
     most = position_limit(model.backbone)

@@ -19,10 +19,11 @@ from transformers import (
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
 
 from sot.core.head import HeadConfig, SecondOrderHead, init_linear
-from sot.models.branched import build_head, heads_of
+from sot.models.branched import build_head
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding.token_embed import replace_embedding
-from sot.models.tokens import FETCH, Layout, Tokens, remove_unused, split_branches, timm_features
+from sot.models.layout import Layout, remove_unused
+from sot.models.tokens import FETCH, Tokens, split_branches, split_text, timm_features
 
 
 def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
@@ -111,15 +112,6 @@ class SoTPreTrainedModel(PreTrainedModel):
         """The backbone's; timm's have none, and peft asks whatever there is for its parameters."""
         return self.backbone.get_input_embeddings() or nn.Identity()
 
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As usual, with every weight aligned: mapped from a file, some kernels would round the last bit otherwise."""
-        loaded = super().from_pretrained(*args, **kwargs)
-        for tensor in (loaded[0] if isinstance(loaded, tuple) else loaded).parameters():
-            if type(tensor) is nn.Parameter and tensor.device.type == "cpu" and tensor.data_ptr() % 64:
-                tensor.data = tensor.data.clone()
-        return loaded
-
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As usual, with the image processor or tokenizer beside it.
 
@@ -130,41 +122,43 @@ class SoTPreTrainedModel(PreTrainedModel):
         if self.processor is not None:
             self.processor.save_pretrained(save_directory)
 
+    def tokens(self, *args: Any, **inputs: Any) -> Tokens:
+        """What the head reads of a batch: takes what `forward` takes, but the labels and `return_dict`."""
+        raise NotImplementedError
+
     def extra_outputs(self, **wanted: bool | None) -> dict[str, bool]:
         """What else the backbone shall return: as asked for, or else as configured."""
         asked = {name: getattr(self.config, name) if value is None else value for name, value in wanted.items()}
         return {name: value for name, value in asked.items() if value or wanted[name] is not None}
 
-    def respond(self, kind: Any, tokens: Tokens, outputs: Any, labels: Tensor | None, return_dict: bool | None) -> Any:
+    def respond(self, kind: Any, tokens: Tokens, labels: Tensor | None, return_dict: bool | None) -> Any:
         """Loss, logits and what else the backbone returned, as a `kind` of output or a tuple."""
         loss, logits = self.classify(tokens, labels)
-        result = kind(loss, logits, getattr(outputs, "hidden_states", None), getattr(outputs, "attentions", None))
+        extra = (getattr(tokens.outputs, name, None) for name in ("hidden_states", "attentions"))
+        result = kind(loss, logits, *extra)
         return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
 
     def classify(self, tokens: Tokens, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """Loss, if there are labels, and logits: the sum of those of all branches of the backbone."""
-        dtype = next(self.classifier.parameters()).dtype  # it may be float32 above a backbone in half precision
-        heads = heads_of(self.classifier)
-        predictions = [_predict(head, own, dtype) for head, own in zip(heads, (tokens, *tokens.branches), strict=True)]
-        merged = [head.merge(prediction) for head, prediction in zip(heads, predictions)]
-        logits = merged[0] if len(merged) == 1 else torch.stack(merged).sum(0)
-        return None if labels is None else self.compute_loss(predictions, logits, labels), logits
+        tokens = tokens.to(next(self.classifier.parameters()).dtype)  # float32 above a backbone in half precision
+        inputs = (tokens.class_token, tokens.word_tokens, tokens.mask)
+        others = [(branch.class_token, branch.word_tokens) for branch in tokens.branches]
+        options: dict[str, Any] = {"others": others} if others else {}
+        if labels is None or self.classifier.num_branches == 1:
+            logits = self.classifier(*inputs, **options)
+            return None if labels is None else self.compute_loss([logits], logits, labels), logits
+        logits, branches = self.classifier(*inputs, **options, with_branches=True)
+        return self.compute_loss(branches, logits, labels), logits
 
-    def compute_loss(self, predictions: list[list[Tensor]], logits: Tensor, labels: Tensor) -> Tensor:
-        """By `problem_type`; by default cross-entropy, of class indices or of probabilities, averaged over branches."""
+    def compute_loss(self, branches: list[Tensor], logits: Tensor, labels: Tensor) -> Tensor:
+        """By `problem_type`; by default cross-entropy, of class indices or of probabilities, averaged over heads."""
         problem = self.config.problem
         if problem == "regression":
             return F.mse_loss(logits.float(), labels.view_as(logits).float())
         if problem == "multi_label_classification":
             return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
         target = labels.to(logits.dtype) if labels.is_floating_point() else labels.view(-1)
-        losses = [self.classifier.loss(prediction, target, self.config.label_smoothing) for prediction in predictions]
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
-
-def _predict(head: SecondOrderHead, tokens: Tokens, dtype: torch.dtype) -> list[Tensor]:
-    class_token = None if tokens.class_token is None else tokens.class_token.to(dtype)
-    return head.branches(*head.represent(class_token, tokens.word_tokens.to(dtype), tokens.mask))
+        return self.classifier.loss(branches, target, self.config.label_smoothing)
 
 
 class SoTForImageClassification(SoTPreTrainedModel):
@@ -173,10 +167,17 @@ class SoTForImageClassification(SoTPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
 
-    def tokens(self, pixel_values: Tensor, **kwargs: Any) -> tuple[Tokens, Any]:
-        """Tokens of a batch of images, and what else the backbone returned."""
-        if self.layout is None:
+    def tokens(
+        self,
+        pixel_values: Tensor,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> Tokens:
+        """What the head reads of images `(batch, channels, height, width)`."""
+        if self.config.modality != "image" or self.layout is None:
             raise ValueError("this model reads texts: load it with AutoModelForSequenceClassification")
+        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
         pixel_values = pixel_values.to(self.backbone.dtype)
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
         fetch = type(self.body).__name__ in FETCH
@@ -184,7 +185,9 @@ class SoTForImageClassification(SoTPreTrainedModel):
         if not fetch or kwargs.get("output_hidden_states"):
             outputs = self.backbone(pixel_values, return_dict=True, **self._fixed(pixel_values), **kwargs)
         features = timm_features(self.body, pixel_values) if fetch else outputs.last_hidden_state
-        return split_branches(features, self.layout, self.body, size), outputs
+        tokens = split_branches(features, self.layout, self.body, size)
+        tokens.outputs = outputs
+        return tokens
 
     def _fixed(self, pixel_values: Tensor) -> dict[str, Any]:
         """timm's pooling is left out; ViT-MAE shuffles its patches by random noise: give it an order instead."""
@@ -204,9 +207,8 @@ class SoTForImageClassification(SoTPreTrainedModel):
         **kwargs: Any,
     ) -> ImageClassifierOutput | tuple[Tensor, ...]:
         """Logits of images `(batch, channels, height, width)`, and the loss if `labels` are given."""
-        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
-        tokens, outputs = self.tokens(pixel_values, **kwargs)
-        return self.respond(ImageClassifierOutput, tokens, outputs, labels, return_dict)
+        tokens = self.tokens(pixel_values, output_hidden_states, output_attentions, **kwargs)
+        return self.respond(ImageClassifierOutput, tokens, labels, return_dict)
 
 
 class SoTForSequenceClassification(SoTPreTrainedModel):
@@ -223,15 +225,27 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         padding = (mask.cumsum(1) == 0).sum(1, keepdim=True)
         return (torch.arange(mask.shape[1], device=mask.device) - padding).clamp(min=0)
 
-    def tokens(self, hidden: Tensor, pooled: Tensor | None, mask: Tensor | None) -> Tokens:
-        """The first or last kept token as class token, the other kept tokens as words, whatever side is padded."""
-        mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device) if mask is None else mask != 0
-        position = torch.arange(1, hidden.shape[1] + 1, device=hidden.device)
-        rank = position if self.config.class_position == "last" else hidden.shape[1] + 1 - position
-        index = (mask * rank).argmax(1, keepdim=True)  # (batch, 1)
-        if pooled is None:
-            pooled = hidden.gather(1, index.unsqueeze(-1).expand(-1, -1, hidden.shape[2])).squeeze(1)
-        return Tokens(pooled, hidden, mask & (position - 1 != index))
+    def tokens(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tokens:
+        """What the head reads of texts `(batch, length)`."""
+        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
+        kwargs |= {"inputs_embeds": inputs_embeds} if input_ids is None else {"input_ids": input_ids}
+        kwargs |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        if self.counts_padding and attention_mask is not None:
+            kwargs.setdefault("position_ids", self.positions(attention_mask))
+        outputs = self.backbone(attention_mask=attention_mask, return_dict=True, **kwargs)
+        pooled = outputs.pooler_output if self.config.class_pooler else None
+        tokens = split_text(outputs.last_hidden_state, pooled, attention_mask, self.config.class_position)
+        tokens.outputs = outputs
+        return tokens
 
     def forward(
         self,
@@ -246,15 +260,9 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         **kwargs: Any,
     ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
         """Logits of texts `(batch, length)`, and the loss if `labels` are given."""
-        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
-        kwargs |= {"inputs_embeds": inputs_embeds} if input_ids is None else {"input_ids": input_ids}
-        kwargs |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        if self.counts_padding and attention_mask is not None:
-            kwargs.setdefault("position_ids", self.positions(attention_mask))
-        outputs = self.backbone(attention_mask=attention_mask, return_dict=True, **kwargs)
-        pooled = outputs.pooler_output if self.config.class_pooler else None
-        tokens = self.tokens(outputs.last_hidden_state, pooled, attention_mask)
-        return self.respond(SequenceClassifierOutput, tokens, outputs, labels, return_dict)
+        wanted = (output_hidden_states, output_attentions)
+        tokens = self.tokens(input_ids, attention_mask, inputs_embeds, *wanted, token_type_ids, **kwargs)
+        return self.respond(SequenceClassifierOutput, tokens, labels, return_dict)
 
 
 AutoModelForImageClassification.register(SoTConfig, SoTForImageClassification)

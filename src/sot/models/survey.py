@@ -11,7 +11,7 @@ from typing import Any
 import timm
 
 from sot.models.from_timm import timm_layout
-from sot.models.tokens import Layout
+from sot.models.layout import Layout
 
 COLUMNS = ("family", "model", "tokens", "class token", "prefix", "width", "norm", "removed")
 SIZES = (
@@ -21,7 +21,7 @@ SIZES = (
 
 
 @dataclass(frozen=True)
-class Backbone:
+class Surveyed:
     """A timm architecture: its layout, or the reason why it has none."""
 
     model: str
@@ -62,7 +62,7 @@ def find_backbones(pattern: str | None) -> list[str]:
     if pattern is None:
         smallest: dict[str, str] = {}
         for name, family in families().items():
-            smallest[family] = min(smallest.get(family, name), name, key=_size)
+            smallest[family] = min(smallest.get(family, name), name, key=_smallness)
         return list(smallest.values())
     names = timm.list_models(pattern)
     if not names:
@@ -70,7 +70,7 @@ def find_backbones(pattern: str | None) -> list[str]:
     return names
 
 
-def _size(name: str) -> tuple[Any, ...]:
+def _smallness(name: str) -> tuple[Any, ...]:
     """Orders names by the size that they speak of, then by their numbers; timm's own test models come last."""
     words = [word.strip("0123456789") for word in name.split("_")]
     rank = min((SIZES.index(word) for word in words if word in SIZES), default=len(SIZES))
@@ -78,15 +78,15 @@ def _size(name: str) -> tuple[Any, ...]:
     return name.startswith("test_"), rank, not numbers, numbers, name
 
 
-def probe(name: str) -> Backbone:
+def survey(name: str) -> Surveyed:
     """Find the tokens of an architecture on the meta device, where nothing is computed."""
     try:
-        return Backbone(name, families()[name], timm_layout(name, {}, None))
+        return Surveyed(name, families()[name], timm_layout(name, {}, None))
     except ValueError as error:
-        return Backbone(name, families()[name], None, str(error))
+        return Surveyed(name, families()[name], None, str(error))
 
 
-def markdown(backbones: Iterable[Backbone]) -> str:
+def markdown(backbones: Iterable[Surveyed]) -> str:
     """The table as docs/backbones.md has it; names of code are set as code."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for backbone in backbones:

@@ -14,7 +14,7 @@ from rich.table import Table
 from torch import nn
 
 from sot.core.head import HeadConfig
-from sot.models.complexity import measure
+from sot.models.complexity import measure_complexity
 from sot.models.equip import equip
 from sot.paper.comparison import Comparison, Row, load_comparisons
 
@@ -113,7 +113,7 @@ def measure_row(row: Row) -> Measured:
     except ValueError as error:
         return Measured(row, reason=str(error))
     positions = sum(p.numel() for name, p in model.named_parameters() if row.side and name.endswith("pos_embed"))
-    count = measure(model, (3, 224, 224))
+    count = measure_complexity(model, (3, 224, 224))
     return Measured(row, count.params - positions, count.layer_macs if row.is_ours else count.all_macs)
 
 

@@ -27,7 +27,7 @@ from sot.data.sources import check_available
 from sot.data.texts import TextData, load_task
 from sot.evaluation.evaluate import open_images
 from sot.files import digest, read_object, write_atomically
-from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure
+from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure_complexity
 from sot.paper.table import Row
 from sot.training.image_model import build_model, data_config
 from sot.training.recipe import Recipe
@@ -230,7 +230,7 @@ def _size(unit: Unit, texts: TextData | None) -> dict[str, int | None]:
     if texts is not None:
         return {"params": count_parameters(build_text_model(unit.model, texts, unit.recipe, unit.head)), "macs": None}
     model = build_model(unit.model, unit.about_data["labels"], unit.recipe, unit.head, False)
-    size = measure(Logits(model), data_config(model)["input_size"])
+    size = measure_complexity(Logits(model), data_config(model)["input_size"])
     return {"params": size.params, "macs": size.all_macs}
 
 

@@ -20,31 +20,30 @@ from sot.probe.cache import Progress, cache_features, silent
 from sot.probe.contest import Contest
 from sot.probe.features import Features
 from sot.probe.fitting import Budget, split_rows
-from sot.probe.frozen import Backbone, Data, read_images, read_texts
+from sot.probe.frozen import Data, FrozenBackbone, read_images, read_texts
 from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
-from sot.probe.outcome import Comparison, as_table, check_output, write_report
+from sot.probe.outcome import ProbeComparison, check_output
 from sot.training.run import RUN_FILE
 
 __all__ = [
     "HEADS",
-    "Backbone",
     "Budget",
-    "Comparison",
     "Data",
     "Features",
-    "as_table",
+    "FrozenBackbone",
+    "ProbeComparison",
     "cache_features",
     "check_names",
     "choose_heads",
+    "compare_heads",
     "open_backbone",
-    "probe",
     "read_images",
     "read_texts",
 ]
 
 
-def open_backbone(backbone: Backbone) -> Equipped:
+def open_backbone(backbone: FrozenBackbone) -> Equipped:
     """The backbone to compute tokens with; its head is a placeholder that every backbone can have."""
     with seeded(0):  # weights that are not loaded are the same every time
         model = backbone.equip(HeadConfig(pool="gap", fusion="word")).eval()
@@ -53,7 +52,7 @@ def open_backbone(backbone: Backbone) -> Equipped:
     return model
 
 
-def probe(
+def compare_heads(
     model: Equipped,
     name: str,
     data: Data,
@@ -65,26 +64,26 @@ def probe(
     budget: Budget | None = None,
     representation: int | None = None,
     progress: Progress = silent,
-) -> Comparison:
+) -> ProbeComparison:
     """Compare heads on the backbone of `model`, called `name`; tables, a picture and the best model go to `out`."""
-    has_class_token = model.layout is None or model.layout.has_class_token
-    chosen = choose_heads(heads, model.config.hidden_size, has_class_token, representation)
+    chosen = choose_heads(heads, model.config.hidden_size, model.config.has_class_token, representation)
     budget = budget or Budget()
     split_rows(np.arange(len(data.train)), budget.held_out)  # refuses too few before the long work
     check_output(out)
     train, test = (cache_features(model, part, cache or out / "cache", progress) for part in (data.train, data.test))
-    contest = Contest(train, test, data.task, budget, Journal(out / "rows.jsonl"))
+    contest = Contest(train, test, data.target, budget, Journal(out / "rows.jsonl"))
     results = contest.run(chosen, seeds, progress)
     best = contest.best(chosen)
-    comparison = Comparison(name, data.name, data.metric, train.seconds, train.unsorted_seconds, results, best)
-    write_report(comparison, out)
+    seconds = train.seconds, train.unsorted_seconds
+    comparison = ProbeComparison(name, data.name, data.metric, *seconds, results, best)
+    comparison.write(out)
     head, _ = contest.fit(chosen[best], seed=0)
     run = {"command": "probe", "model": name, "data": data.place, "head": chosen[best].to_dict()}
-    save_model(combine(model, head, data), out / "best", run)
+    save_model(with_head(model, head, data), out / "best", run)
     return comparison
 
 
-def combine(model: Equipped, head: SecondOrderHead, data: Data) -> Equipped:
+def with_head(model: Equipped, head: SecondOrderHead, data: Data) -> Equipped:
     """The backbone of `model`, itself, with a trained head."""
     config = copy.deepcopy(model.config)
     if config.layout:

@@ -136,7 +136,7 @@ class _Cache:
         count, dim = len(self.samples), self.model.config.hidden_size
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"labels": ((count,), np.float64)}
         shapes["words"] = ((int(self.starts[-1]), dim), np.float16)
-        if self.model.layout is None or self.model.layout.has_class_token:
+        if self.model.config.has_class_token:
             shapes["class"] = ((count, dim), np.float16)
         return shapes
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.probe.cache import Progress, silent
 from sot.probe.features import Features
-from sot.probe.fitting import Budget, Choice, Task, Time, choose_settings, rank, score_head, train_head
-from sot.probe.heads import build_head, count_macs, token_statistics
+from sot.probe.fitting import Budget, Choice, Target, Time, choose_settings, rank, score_head, train_head
+from sot.probe.heads import count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.outcome import Result
 from sot.probe.samples import key_digest
@@ -25,7 +25,7 @@ class Contest:
 
     train: Features
     test: Features
-    task: Task
+    target: Target
     budget: Budget
     journal: Journal
 
@@ -49,36 +49,36 @@ class Contest:
         row = self.journal.find(**about)
         if row is not None:
             return Choice(**row["choice"])
-        choice = choose_settings(head, self.train, self.norm, self.task, self.budget)
+        choice = choose_settings(head, self.train, self.norm, self.target, self.budget)
         self.journal.add({**about, "choice": asdict(choice)})
         return choice
 
     def fit(self, head: HeadConfig, seed: int) -> tuple[SecondOrderHead, Time]:
         """A head trained on all of the training set with the settings chosen for it."""
         choice = self.choice(head)
-        built = build_head(head, self.task.num_outputs, self.norm, seed)
+        built = standardising_head(head, self.target.num_outputs, self.norm, seed)
         settings = choice.learning_rate, choice.weight_decay, seed
-        return built, train_head(built, self.train, self.train.rows, self.task, self.budget, *settings)
+        return built, train_head(built, self.train, self.train.rows, self.target, self.budget, *settings)
 
     def _scored(self, head: HeadConfig, seed: int) -> dict[str, Any]:
         about = self._about(head, seed)
         row = self.journal.find(**about)
         if row is None:
             built, time = self.fit(head, seed)
-            score, loss = score_head(built, self.test, self.test.rows, self.task, self.budget.batch_size)
+            score, loss = score_head(built, self.test, self.test.rows, self.target, self.budget.batch_size)
             row = {**about, "score": score, "loss": loss, "seconds": time.training, "epoch_seconds": time.epoch}
             self.journal.add(row)
         return row
 
     def _about(self, head: HeadConfig, seed: int | None) -> dict[str, Any]:
         """What a row depends on; `seed` None is the choice of settings."""
-        setting = {"train": self.train.key, "test": self.test.key, "task": asdict(self.task)}
+        setting = {"train": self.train.key, "test": self.test.key, "task": asdict(self.target)}
         digest = key_digest({**setting, "budget": asdict(self.budget)})
         return {"setting": digest, "seed": seed, "head": head.to_dict()}
 
     def _result(self, name: str, head: HeadConfig, seeds: int) -> Result:
         rows, choice = [self._scored(head, seed) for seed in range(seeds)], self.choice(head)
-        built = build_head(head, self.task.num_outputs, self.norm)
+        built = standardising_head(head, self.target.num_outputs, self.norm)
         epoch = statistics.median(row["epoch_seconds"] for row in rows)
         return Result(
             head=name,

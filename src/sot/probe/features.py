@@ -20,10 +20,10 @@ Array = NDArray[Any]
 
 
 class Batch(NamedTuple):
-    """The class tokens `(samples, dim)`, if there are any, and the words of some samples."""
+    """The class tokens `(samples, dim)`, if there are any, and the words of some samples, as heads take both."""
 
     class_token: Tensor | None
-    words: Packed
+    words: Packed | None
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,15 @@ class Features:
 
     def batch(self, rows: Array, norm: nn.LayerNorm | None = None, with_words: bool = True) -> Batch:
         """Tokens of some samples in float32, with the weight and bias of a LayerNorm if there is one."""
-        none = np.zeros(0, np.int64)
-        class_token = None if self.class_tokens is None else _read(self.class_tokens, rows, rows + 1, norm)
-        begins, ends = (self.starts[rows], self.starts[rows + 1]) if with_words else (none, none)
+        class_token = None if self.class_tokens is None else _read_rows(self.class_tokens, rows, rows + 1, norm)
+        if not with_words:
+            return Batch(class_token, None)
+        begins, ends = self.starts[rows], self.starts[rows + 1]
         starts = np.concatenate([[0], np.cumsum(ends - begins)])
-        return Batch(class_token, Packed(_read(self.words, begins, ends, norm), torch.from_numpy(starts)))
+        return Batch(class_token, Packed(_read_rows(self.words, begins, ends, norm), torch.from_numpy(starts)))
 
 
-def _read(source: Array, begins: Array, ends: Array, norm: nn.LayerNorm | None) -> Tensor:
+def _read_rows(source: Array, begins: Array, ends: Array, norm: nn.LayerNorm | None) -> Tensor:
     """Rows `begins[i]` to before `ends[i]`, for all i."""
     return read_rows(source, begins, ends, *((None, None) if norm is None else (norm.weight, norm.bias)))
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.evaluation.metrics import text_scores
-from sot.probe.features import Array, Features, clock
-from sot.probe.heads import build_head, represent
+from sot.probe.features import Array, Batch, Features, clock
+from sot.probe.heads import norm_taken_out, read_for, standardising_head
 
 BATCHES_SORTED = 16  # batches whose samples are sorted by length together
 
@@ -31,7 +31,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Task:
+class Target:
     """What is predicted: so many classes, or with one output a number; and how it is scored."""
 
     num_outputs: int
@@ -42,11 +42,10 @@ class Task:
         numbers = torch.from_numpy(labels)
         return numbers.float() if self.num_outputs == 1 else numbers.nan_to_num().long()
 
-    def loss(self, head: SecondOrderHead, branches: list[Tensor], targets: Tensor) -> Tensor:
+    def loss(self, head: SecondOrderHead, tokens: Batch, targets: Tensor) -> Tensor:
         """Cross-entropy, or the squared error of a number."""
-        if self.num_outputs == 1:
-            return F.mse_loss(head.merge(branches)[:, 0], targets)
-        return head.loss(branches, targets)
+        logits, branches = head(*tokens, with_branches=True)
+        return F.mse_loss(logits[:, 0], targets) if self.num_outputs == 1 else head.loss(branches, targets)
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def train_head(
     head: SecondOrderHead,
     features: Features,
     rows: Array,
-    task: Task,
+    target: Target,
     budget: Budget,
     learning_rate: float,
     weight_decay: float,
@@ -95,20 +94,21 @@ def train_head(
     optimizer = torch.optim.Adam([whole], lr=learning_rate, fused=True)
     steps = budget.epochs * -(-len(rows) // budget.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    draw, labels = np.random.default_rng(seed), task.targets(features.labels)
+    draw, labels = np.random.default_rng(seed), target.targets(features.labels)
     seconds = []
     head.train()
-    for _ in range(budget.epochs):
-        began = clock()
-        for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
-            branches = head.branches(*represent(head, features, batch))
-            optimizer.zero_grad(set_to_none=False)
-            task.loss(head, branches, labels[batch]).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(whole, 1.0)
-            matrices.mul_(1 - schedule.get_last_lr()[0] * weight_decay)  # as AdamW does, which would decay all of it
-            optimizer.step()
-            schedule.step()
-        seconds.append(clock() - began)
+    with norm_taken_out(head) as norm:
+        for _ in range(budget.epochs):
+            began = clock()
+            for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
+                loss = target.loss(head, read_for(head, features, batch, norm), labels[batch])
+                optimizer.zero_grad(set_to_none=False)
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(whole, 1.0)
+                matrices.mul_(1 - schedule.get_last_lr()[0] * weight_decay)  # as AdamW, which would decay all of it
+                optimizer.step()
+                schedule.step()
+            seconds.append(clock() - began)
     head.eval()
     _separate(trained)
     return Time(sum(seconds), statistics.median(seconds))
@@ -132,41 +132,42 @@ def _separate(parameters: list[nn.Parameter]) -> None:
 def training_batches(features: Features, rows: Array, size: int, draw: np.random.Generator) -> list[Array]:
     """Batches in a random order; of texts like lengths, among some hundreds of them, so that little is padded."""
     if features.is_uniform:
-        return _batches(rows, size)
-    groups = _batches(rows, size * BATCHES_SORTED)
+        return _slices(rows, size)
+    groups = _slices(rows, size * BATCHES_SORTED)
     batches = [
-        batch for group in groups for batch in _batches(group[np.argsort(features.lengths[group], kind="stable")], size)
+        batch for group in groups for batch in _slices(group[np.argsort(features.lengths[group], kind="stable")], size)
     ]
     return [batches[number] for number in draw.permutation(len(batches))]
 
 
-def _batches(rows: Array, size: int) -> list[Array]:
+def _slices(rows: Array, size: int) -> list[Array]:
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 @torch.inference_mode()
 def score_head(
-    head: SecondOrderHead, features: Features, rows: Array, task: Task, batch_size: int
+    head: SecondOrderHead, features: Features, rows: Array, target: Target, batch_size: int
 ) -> tuple[float, float]:
     """Score and loss on some samples; a head that diverged has the worst of both."""
-    parts = [head.branches(*represent(head, features, batch)) for batch in _batches(rows, batch_size)]
-    logits = torch.cat([head.merge(branches) for branches in parts]).numpy()
+    with norm_taken_out(head) as norm:
+        parts = [head(*read_for(head, features, batch, norm)) for batch in _slices(rows, batch_size)]
+    logits = torch.cat(parts).numpy()
     if not np.isfinite(logits).all():
         return -np.inf, np.inf
-    scores = text_scores(task.metric, logits, features.labels[rows].astype(float if task.num_outputs == 1 else int))
-    return scores[task.metric], scores["loss"]
+    scores = text_scores(target.metric, logits, features.labels[rows].astype(float if target.num_outputs == 1 else int))
+    return scores[target.metric], scores["loss"]
 
 
 def choose_settings(
-    config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], task: Task, budget: Budget
+    config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], target: Target, budget: Budget
 ) -> Choice:
     """Try every learning rate and weight decay on the one part of the training set, score them on the other."""
     fit, held_out = split_rows(features.rows, budget.held_out)
     tried = []
     for rate, decay in itertools.product(budget.learning_rates, budget.weight_decays):
-        head = build_head(config, task.num_outputs, norm)
-        train_head(head, features, fit, task, budget, rate, decay, seed=0)
-        tried.append(Choice(rate, decay, *score_head(head, features, held_out, task, budget.batch_size)))
+        head = standardising_head(config, target.num_outputs, norm)
+        train_head(head, features, fit, target, budget, rate, decay, seed=0)
+        tried.append(Choice(rate, decay, *score_head(head, features, held_out, target, budget.batch_size)))
     return max(tried, key=rank)
 
 

@@ -18,13 +18,13 @@ from sot.files import one_line
 from sot.models.equip import Equipped, equip, is_timm
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.paper.convert import read_weights
-from sot.probe.fitting import Task
+from sot.probe.fitting import Target
 from sot.probe.samples import Samples, image_samples, text_samples
 from sot.training.run import full_name
 
 
 @dataclass(frozen=True)
-class Backbone:
+class FrozenBackbone:
     """Which backbone, as `equip` takes it; `weights` is a file for a timm name, instead of the published ones."""
 
     name: str
@@ -90,9 +90,9 @@ class Data:
     place: str
 
     @property
-    def task(self) -> Task:
+    def target(self) -> Target:
         """What the heads predict."""
-        return Task(len(self.labels or ["score"]), self.metric)
+        return Target(len(self.labels or ["score"]), self.metric)
 
 
 def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int, int] = (0, 0)) -> Data:

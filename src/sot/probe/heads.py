@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
-from sot.models.tokens import Tokens
-from sot.probe.features import Array, Features
+from sot.probe.features import Array, Batch, Features
 
 POOLINGS: dict[str, dict[str, str | float]] = {
     "gap": {"pool": "gap"},
@@ -93,7 +93,7 @@ def _obstacle(config: HeadConfig, dim: int, has_class_token: bool) -> str | None
     return None
 
 
-def build_head(
+def standardising_head(
     config: HeadConfig, num_outputs: int, statistics: tuple[Tensor, Tensor], seed: int = 0
 ) -> SecondOrderHead:
     """A new head whose LayerNorm standardises the tokens and is not trained, so that all heads read the same."""
@@ -105,15 +105,21 @@ def build_head(
     return head
 
 
-def represent(head: SecondOrderHead, features: Features, rows: Array) -> tuple[Tensor, Tensor]:
-    """What the linear layers of a head read of some samples: `head.represent` without padding."""
-    assert isinstance(head.norm, nn.LayerNorm)
-    class_token, words = features.batch(rows, head.norm, with_words=head.pool is not None)
-    if head.pool is None:
-        assert class_token is not None
-        return class_token, class_token[:, :0]
-    word_part = head.dropout(head.pool.pool_packed(words))
-    return word_part[:, :0] if class_token is None or head.class_features == 0 else class_token, word_part
+@contextmanager
+def norm_taken_out(head: SecondOrderHead) -> Iterator[nn.LayerNorm]:
+    """The LayerNorm of a head that does without it meanwhile: tokens pass it as they are read, which costs less."""
+    norm = head.norm
+    assert isinstance(norm, nn.LayerNorm)
+    head.norm = nn.Identity()
+    try:
+        yield norm
+    finally:
+        head.norm = norm
+
+
+def read_for(head: SecondOrderHead, features: Features, rows: Array, norm: nn.LayerNorm) -> Batch:
+    """What a head takes of some samples: those that read the class token alone get no words."""
+    return features.batch(rows, norm, with_words=head.pool is not None)
 
 
 def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
@@ -121,7 +127,7 @@ def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
     moments = torch.zeros(2, 2, features.dim, dtype=torch.float64)  # (class or words, power, dim)
     for start in range(0, len(features), ROWS_AT_A_TIME):
         class_token, words = features.batch(np.arange(start, min(len(features), start + ROWS_AT_A_TIME)))
-        for kind, part in enumerate((class_token, words.tokens)):
+        for kind, part in enumerate((class_token, None if words is None else words.tokens)):
             if part is not None:
                 moments[kind] += torch.stack([part.double().sum(0), part.double().square().sum(0)])
     counts = torch.tensor([0 if features.class_tokens is None else len(features), len(features.words)])
@@ -132,7 +138,6 @@ def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
 
 def count_macs(head: SecondOrderHead, words: int) -> int:
     """Multiply-adds for one sample of so many words: all matrix products, but no decomposition of a matrix."""
-    tokens = Tokens(torch.randn(1, head.dim), torch.randn(1, words, head.dim))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        head(tokens.class_token, tokens.word_tokens)
+        head(torch.randn(1, head.dim), torch.randn(1, words, head.dim))
     return counter.get_total_flops() // 2

@@ -23,7 +23,7 @@ class Journal:
         self.file = file
         self.rows: list[dict[str, Any]] = []
         for line in file.read_bytes().splitlines() if file.is_file() else []:
-            row = _read(line)
+            row = _whole_row(line)
             if row is not None:
                 self.rows.append(row)
             else:
@@ -39,7 +39,7 @@ class Journal:
         write_atomically(self.file, "".join(f"{json.dumps(each)}\n" for each in self.rows))
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
+def _whole_row(line: bytes) -> dict[str, Any] | None:
     """A row that says all it should: of a seed its scores, of none the settings that were chosen."""
     try:
         row: dict[str, Any] = json.loads(line)

@@ -18,8 +18,6 @@ from sot.files import as_csv, as_png, write_atomically
 from sot.probe.heads import is_second_order
 from sot.training.run import RUN_FILE
 
-GOAL = 0.02  # of a forward pass of the backbone, for one epoch of a head
-
 
 @dataclass(frozen=True)
 class Result:
@@ -41,6 +39,12 @@ class Result:
         """Mean score over the seeds."""
         return float(np.mean(self.scores))
 
+    @property
+    def score(self) -> str:
+        """Mean score in percent, with its interval."""
+        half = interval(self.scores)
+        return f"{100 * self.mean:.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
         values = asdict(self)
@@ -48,7 +52,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProbeComparison:
     """All heads on one backbone and data set; `best` is the one that the held-out part prefers.
 
     The backbone took `feature_seconds` for the training set, and would take `unsorted_seconds` for texts as they come.
@@ -69,61 +73,61 @@ class Comparison:
         seconds = {"feature_seconds": self.feature_seconds, "unsorted_seconds": self.unsorted_seconds}
         return {**setting, **seconds, "heads": rows}
 
+    def caption(self) -> str:
+        """What the numbers of the table are."""
+        seeds = len(self.results[0].scores)
+        caption = (
+            f"mean ± 95 % interval over {seeds} seed{'s'[: seeds > 1]}; "
+            f"best on the held-out part of train: {self.best}; "
+            f"epoch: of the {self.feature_seconds:.1f} s the backbone took for train"
+        )
+        if not self.unsorted_seconds:
+            return caption
+        largest = max(result.epoch_ratio for result in self.results) * self.feature_seconds / self.unsorted_seconds
+        unsorted = f"not sorted by length the texts would take {self.unsorted_seconds:.1f} s"
+        return f"{caption}; {unsorted}, and an epoch at most {largest:.2%} of that"
 
-def _score(result: Result) -> str:
-    half = interval(result.scores)
-    return f"{100 * result.mean:.2f}" + ("" if half is None else f" ± {100 * half:.2f}")
+    def table(self) -> Table:
+        """For a terminal."""
+        narrow: dict[str, Any] = {"collapse_padding": True, "pad_edge": False, "box": SIMPLE_HEAD}  # for 80 columns
+        name = Column("head", no_wrap=True)
+        table = Table(name, title=f"{self.model} on {self.data}", caption=self.caption(), **narrow)
+        for column in (f"{self.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
+            table.add_column(column, justify="right")
+        for result in self.results:
+            cells = [result.score, f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
+            style = "bold" if result.head == self.best else None
+            table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
+        return table
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a head, of plain cells."""
+        rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in self.results]
+        return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
 
-def as_table(comparison: Comparison) -> Table:
-    """For a terminal."""
-    seeds = len(comparison.results[0].scores)
-    caption = (
-        f"mean ± 95 % interval over {seeds} seed{'s'[: seeds > 1]}; "
-        f"best on the held-out part of train: {comparison.best}; "
-        f"epoch: of the {comparison.feature_seconds:.1f} s the backbone took for train, goal {GOAL:.0%}"
-    )
-    if comparison.unsorted_seconds:
-        share = comparison.feature_seconds / comparison.unsorted_seconds
-        largest = max(result.epoch_ratio for result in comparison.results) * share
-        caption += f"; not sorted by length the texts would take {comparison.unsorted_seconds:.1f} s, "
-        caption += f"and an epoch at most {largest:.2%} of that"
-    name = Column("head", no_wrap=True)
-    title = f"{comparison.model} on {comparison.data}"
-    narrow: dict[str, Any] = {"collapse_padding": True, "pad_edge": False, "box": SIMPLE_HEAD}  # for 80 columns
-    table = Table(name, title=title, caption=caption, **narrow)
-    for column in (f"{comparison.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
-        table.add_column(column, justify="right")
-    for result in comparison.results:
-        cells = [_score(result), f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
-        style = "bold" if result.head == comparison.best else None
-        table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
-    return table
+    def picture(self) -> bytes:
+        """Score over parameters, with intervals, as PNG."""
+        from matplotlib.figure import Figure
 
+        figure = Figure(figsize=(9, 5.5), layout="constrained")
+        axes = figure.subplots()
+        for result in self.results:
+            half, place = 100 * (interval(result.scores) or 0), (result.params, 100 * result.mean)
+            colour = "C3" if is_second_order(result.config) else "C0"
+            marker = "o" if result.head.startswith("class") else "s"
+            axes.errorbar(*place, half, fmt=marker, color=colour, capsize=3)
+            axes.annotate(result.head, place, (5, 3), textcoords="offset points", fontsize=8)
+        axes.margins(x=0.15)  # room for the names
+        axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{self.metric}, %")
+        axes.set_title(f"{self.model} on {self.data}; red: second order, squares: words alone", fontsize=10)
+        axes.grid(alpha=0.3)
+        return as_png(figure)
 
-def as_rows(comparison: Comparison) -> list[dict[str, Any]]:
-    """One row a head, of plain cells."""
-    rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in comparison.results]
-    return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
-
-
-def as_picture(comparison: Comparison) -> bytes:
-    """Score over parameters, with intervals, as PNG."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    axes = figure.subplots()
-    for result in comparison.results:
-        half = 100 * (interval(result.scores) or 0)
-        colour = "C3" if is_second_order(result.config) else "C0"
-        marker = "o" if result.head.startswith("class") else "s"
-        axes.errorbar(result.params, 100 * result.mean, half, fmt=marker, color=colour, capsize=3)
-        axes.annotate(result.head, (result.params, 100 * result.mean), (5, 3), textcoords="offset points", fontsize=8)
-    axes.margins(x=0.15)  # room for the names
-    axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{comparison.metric}, %")
-    axes.set_title(f"{comparison.model} on {comparison.data}; red: second order, squares: words alone", fontsize=10)
-    axes.grid(alpha=0.3)
-    return as_png(figure)
+    def write(self, out: Path) -> None:
+        """probe.json, probe.csv and probe.png."""
+        write_atomically(out / "probe.json", json.dumps(self.to_dict(), indent=1))
+        write_atomically(out / "probe.csv", as_csv(self.rows()))
+        write_atomically(out / "probe.png", self.picture())
 
 
 def check_output(out: Path) -> None:
@@ -142,10 +146,3 @@ def check_output(out: Path) -> None:
         raise ValueError(f"{best} is no folder, in the way of the best model: choose another --out")
     if best.exists() and any(best.iterdir()) and not (best / RUN_FILE).is_file():
         raise ValueError(f"{best} is not a model that sot probe saved, and would be replaced: choose another --out")
-
-
-def write_report(comparison: Comparison, out: Path) -> None:
-    """probe.json, probe.csv and probe.png."""
-    write_atomically(out / "probe.json", json.dumps(comparison.to_dict(), indent=1))
-    write_atomically(out / "probe.csv", as_csv(as_rows(comparison)))
-    write_atomically(out / "probe.png", as_picture(comparison))

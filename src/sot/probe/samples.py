@@ -96,11 +96,8 @@ def _check_any(source: Any, name: str) -> None:
 @torch.inference_mode()
 def encode(model: Equipped, batch: dict[str, Tensor]) -> Tokens:
     """Tokens of a batch, as the model's own head would get them."""
-    inputs = {key: value.to(model.device) for key, value in batch.items() if key != "labels"}
-    if isinstance(model, SoTForImageClassification):
-        return model.tokens(**inputs)[0]
-    hidden = model.backbone(**inputs, return_dict=True).last_hidden_state
-    return model.tokens(hidden, None, inputs["attention_mask"])
+    inputs: dict[str, Any] = {key: value.to(model.device) for key, value in batch.items() if key != "labels"}
+    return model.tokens(**inputs)
 
 
 def picture_digest(source: Any) -> str:

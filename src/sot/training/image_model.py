@@ -47,7 +47,7 @@ def _build_from_transformers(
         if value:
             raise ValueError(f"{setting} is for timm models, and {name} is none, got {setting}={value}")
     built = _with_head(head, lambda chosen: equip(name, head=chosen, **_options(labels, recipe, pretrained)))
-    if not isinstance(built, SoTForImageClassification):
+    if built.config.modality != "image":
         raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
     if built.processor is None:
         raise ValueError(f"{name} has no image processor beside it that can be loaded")

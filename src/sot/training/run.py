@@ -11,10 +11,10 @@ from typing import Any
 
 from accelerate import PartialState
 from transformers import ProgressCallback, TrainerCallback
-from transformers.utils import logging
 
 from sot.core.head import HeadConfig
 from sot.files import as_csv, as_png, read_object, write_atomically
+from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
 from sot.training.checkpoints import UNFINISHED, last_whole_checkpoint
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
@@ -113,12 +113,6 @@ def execute(
     if trainer.is_world_process_zero():
         write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels, trainer.model.config.head))
     return metrics
-
-
-def show_bars_on_terminals_only() -> None:
-    """Keep the libraries from drawing bars for reading and writing files into logs."""
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
 
 
 def _is_score(name: str) -> bool:

@@ -14,9 +14,8 @@ from sot.core.head import HeadConfig
 from sot.data.texts import TextData, TextSplit
 from sot.evaluation.metrics import text_scores
 from sot.files import read_object
-from sot.models.equip import equip
+from sot.models.equip import Equipped, equip
 from sot.models.from_transformers import check_length
-from sot.models.modeling import SoTForSequenceClassification
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
 from sot.training.run import RUN_FILE, execute, full_name, open_run, show_bars_on_terminals_only
@@ -44,9 +43,7 @@ class TextSet(Dataset[dict[str, Any]]):
         return {**item, "labels": self.labels[index]}
 
 
-def build_text_model(
-    model: str, data: TextData, recipe: Recipe, head: HeadConfig | None
-) -> SoTForSequenceClassification:
+def build_text_model(model: str, data: TextData, recipe: Recipe, head: HeadConfig | None) -> Equipped:
     """The equipped model; `head` None is the conventional one, the class token alone."""
     usual = Recipe()
     for key in IMAGES_ONLY:
@@ -60,7 +57,7 @@ def build_text_model(
         label_smoothing=recipe.label_smoothing,
         problem_type="regression" if regression else "single_label_classification",
     )
-    if not isinstance(built, SoTForSequenceClassification):
+    if built.config.modality != "text":
         raise ValueError(f"{model} is a model for images; accepted: a text model of Hugging Face, by name or folder")
     if built.processor is None:
         raise ValueError(f"{model} has no tokenizer beside it")

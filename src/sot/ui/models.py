@@ -15,7 +15,7 @@ from PIL import Image
 import sot
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
-from sot.evaluation.evaluate import class_names, is_text_model, load_model
+from sot.models.folder import class_names, folder_modality, load_model
 from sot.training.recipe import Recipe, load_recipe
 
 SENTENCES = ("The cat sleeps on the mat.", "The cats sleeps on the mat.", "A film that is not half as bad as it looks.")
@@ -27,7 +27,7 @@ class Shown:
     """A model that the page offers."""
 
     name: str
-    texts: bool
+    modality: str
     labels: list[str]
     model: Any
     processor: Any
@@ -42,7 +42,7 @@ def names_of(folders: Sequence[Path]) -> list[str]:
 def check_folders(folders: Sequence[Path]) -> None:
     """Raise for a folder that is no model, or given twice, before any of them is opened."""
     for folder in folders:
-        is_text_model(folder)
+        folder_modality(folder)
         if folders.count(folder) > 1:
             raise ValueError(f"{folder} was given twice")
 
@@ -54,7 +54,7 @@ def open_models(
     check_folders(folders)
     found = {}
     for name, folder in bar(list(zip(names_of(folders), folders)), "Opening"):
-        found[name] = Shown(name, is_text_model(folder), class_names(folder), *load_model(folder))
+        found[name] = Shown(name, folder_modality(folder), class_names(folder), *load_model(folder))
     return found
 
 

@@ -79,7 +79,7 @@ def _inputs(models: Mapping[str, Shown], folder: Path) -> Inputs:
     model = gr.Dropdown([*models], value=first.name, label="Model", filterable=False, elem_id="model")
     rivals = _rivals(models, first)
     other = gr.Dropdown(rivals, value=NONE, label="Compare with", elem_id="other", visible=len(models) > 1, **free)
-    with gr.Column(visible=not first.texts) as picture_side:
+    with gr.Column(visible=first.modality == "image") as picture_side:
         picture = gr.Image(
             type="filepath",
             sources=["upload", "clipboard"],
@@ -92,7 +92,7 @@ def _inputs(models: Mapping[str, Shown], folder: Path) -> Inputs:
         # Gradio would open the file itself; what opens it is ours, with its limits. (A subclass of a component makes
         # gradio write a .pyi file beside this one.)
         object.__setattr__(picture, "preprocess", lambda payload: None if payload is None else payload.path)
-    with gr.Column(visible=first.texts) as text_side:
+    with gr.Column(visible=first.modality == "text") as text_side:
         text = gr.Textbox(label="Sentence", lines=3, max_lines=8, elem_id="text")
         pair = gr.Textbox(label="Second sentence, for a model of pairs", lines=1, max_lines=8, elem_id="pair")
     button = gr.Button("Explain", variant="primary", elem_id="explain")
@@ -107,15 +107,15 @@ def _inputs(models: Mapping[str, Shown], folder: Path) -> Inputs:
 
 def _rivals(models: Mapping[str, Shown], chosen: Shown) -> list[str]:
     """The models that read what the chosen one reads."""
-    return [NONE, *(each.name for each in models.values() if each.texts == chosen.texts and each is not chosen)]
+    return [NONE, *(each.name for each in models.values() if each.modality == chosen.modality and each is not chosen)]
 
 
 def _methods(chosen: Shown) -> list[str]:
-    return [DEFAULT, *(TEXT_METHODS if chosen.texts else IMAGE_METHODS)]
+    return [DEFAULT, *(TEXT_METHODS if chosen.modality == "text" else IMAGE_METHODS)]
 
 
 def _example_kind(chosen: Shown) -> str:
-    return "texts" if chosen.texts else " ".join(example_pictures(chosen.labels))
+    return "texts" if chosen.modality == "text" else " ".join(example_pictures(chosen.labels))
 
 
 def _examples(models: Mapping[str, Shown], first: Shown, picture: Any, text: Any, folder: Path) -> dict[str, Any]:
@@ -125,9 +125,9 @@ def _examples(models: Mapping[str, Shown], first: Shown, picture: Any, text: Any
         kind = _example_kind(shown)
         if kind in found:
             continue
-        look = ["sot-examples", "sot-sentences"] if shown.texts else ["sot-examples"]
+        look = ["sot-examples", "sot-sentences"] if shown.modality == "text" else ["sot-examples"]
         with gr.Column(visible=kind == _example_kind(first), elem_classes=look) as group:
-            if shown.texts:
+            if shown.modality == "text":
                 made = gr.Examples([[sentence] for sentence in SENTENCES], text, label="Examples")
             else:
                 files = []
@@ -149,8 +149,8 @@ def _follow_model(models: Mapping[str, Shown], inputs: Inputs) -> None:
         chosen = models[name]
         return [
             gr.update(choices=_rivals(models, chosen), value=NONE),
-            gr.update(visible=not chosen.texts),
-            gr.update(visible=chosen.texts),
+            gr.update(visible=chosen.modality == "image"),
+            gr.update(visible=chosen.modality == "text"),
             gr.update(choices=[PREDICTED, *chosen.labels], value=PREDICTED),
             gr.update(choices=[UNKNOWN, *chosen.labels], value=UNKNOWN),
             gr.update(choices=_methods(chosen), value=DEFAULT),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from sot.data.pictures import FORMATS
-from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain, open_picture
+from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain_item, open_upload
 from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.report_page import coloured
 from sot.files import as_png
@@ -51,12 +51,12 @@ def read_picture(path: str | None) -> Image.Image:
 
 def _decode(path: str) -> Image.Image:
     with Path(path).open("rb") as file:
-        picture = open_picture(file)
+        picture = open_upload(file)
     picture.thumbnail((MAX_SIDE, MAX_SIDE))
     return picture
 
 
-def read_texts(text: str | None, pair: str | None) -> str | tuple[str, str]:
+def typed_texts(text: str | None, pair: str | None) -> str | tuple[str, str]:
     """A text or a pair of them, or ValueError."""
     if not (text or "").strip():
         raise ValueError("type a sentence first, or choose an example")
@@ -71,11 +71,11 @@ def answer(
 ) -> str:
     """What one model says about an input, or in words why it says nothing."""
     try:
-        item = read_texts(text, pair) if shown.texts else read_picture(picture)
+        item = typed_texts(text, pair) if shown.modality == "text" else read_picture(picture)
         options: dict[str, Any] = {} if method in ("", "default") else {"method": method}
         options["target"] = None if target in ("", PREDICTED) else target
         options["truth"] = None if truth in ("", UNKNOWN) else truth
-        return result(shown.name, explain(shown.model, shown.processor, item, **options))
+        return result(shown.name, explain_item(shown.model, shown.processor, item, **options))
     except (ValueError, OSError) as error:
         return refusal(f"{shown.name}: {error}")
     except Exception:
