@@ -15,6 +15,7 @@ from test_cli import sot
 
 import sot as package
 from sot.cli.explain import _file_names
+from sot.evaluation.evaluate import load_model
 from sot.evaluation.export import export_model
 from sot.evaluation.predict import predict_texts
 from sot.paper.convert import read_weights
@@ -159,7 +160,7 @@ def test_both_texts_of_a_pair_are_read(place):
     pairs = ["--text", "the cat", "--pair", "sleeps", "--text", "the cat", "--pair", "the cats sleep"]
     first, second = rows_of(place / "text", *pairs)
     assert first["classes"] != second["classes"] and (first["source"], first["pair"]) == ("the cat", "sleeps")
-    model, tokenizer = package.evaluate.load_model(place / "text")
+    model, tokenizer = load_model(place / "text")
     with torch.inference_mode():
         encoded = tokenizer("the cat", "sleeps", return_tensors="pt")
         expected = model(**encoded).logits.softmax(-1).max().item()
@@ -206,7 +207,7 @@ def test_one_bad_input_is_reported_and_the_others_predicted(place, tmp_path, mon
     result = sot("predict", place / "text", "-")
     assert r"Cannot read \udcff: it is not valid UTF-8" in result.stderr and "1 of 3 inputs" in result.stderr
     assert "the cat" in result.stdout
-    model, tokenizer = package.evaluate.load_model(place / "text")
+    model, tokenizer = load_model(place / "text")
     assert [p.error is None for p in predict_texts(model, tokenizer, ["\udcff", "cat"], 1, 1)] == [False, True]
 
 

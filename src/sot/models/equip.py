@@ -41,6 +41,7 @@ from sot.models.from_transformers import (
     transformers_layout,
 )
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
+from sot.models.variants import ensure_registered
 
 logger = logging.getLogger("sot")
 EXPONENT = 0.25  # of heads that name no normalisation: it scored higher than the paper's 0.5, see docs/results.md
@@ -170,7 +171,10 @@ def is_timm(model: Any) -> bool:
         return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
     name = str(model)
     if Path(name).is_dir():
-        return "architecture" in folder_config(Path(name))
+        saved = folder_config(Path(name))
+        ensure_registered(str(saved.get("architecture")))
+        return "architecture" in saved
+    ensure_registered(name)
     return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
 
 

@@ -18,6 +18,7 @@ from sot.files import read_object
 from sot.models.configuration import check_depth
 from sot.models.embedding.token_embed import replace_embedding
 from sot.models.tokens import Layout, as_branches, find_layout, timm_features
+from sot.models.variants import ensure_registered
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any
     if timm.is_model(name):
         return name, model_args
     hub = f"hf-hub:{name}" if name.startswith("timm/") else name
-    _, _, saved = load_model_config_from_hf(hub.split(":", 1)[1])
+    _, architecture, saved = load_model_config_from_hf(hub.split(":", 1)[1])
+    ensure_registered(architecture)
     return hub, {**(saved or {}), **model_args}
 
 
