@@ -106,9 +106,10 @@ def test_a_saved_folder_opens_by_the_auto_classes_and_in_a_pipeline(tmp_path):
 
 HIDE = """
 import sys
+HIDDEN = {"timm", "transformers", "numba", "llvmlite", "rich", "typer", "sklearn", "torchvision", "safetensors"}
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"timm", "transformers", "numba", "llvmlite", "rich", "typer", "sklearn", "torchvision"}:
+        if name.split(".")[0] in HIDDEN:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Hidden())
 """

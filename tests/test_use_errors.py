@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import shutil
 import sys
 
@@ -15,6 +16,8 @@ from test_cli import sot
 
 import sot as package
 from sot.cli.explain import _file_names
+from sot.cli.main import option_of
+from sot.errors import SettingError
 from sot.evaluation.evaluate import load_model
 from sot.evaluation.export import export_model
 from sot.evaluation.predict import predict_texts
@@ -48,6 +51,17 @@ def refused(*words, says, cwd=None):
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
+# --- what errors say ---------------------------------------------------------------------------------------
+
+
+def test_settings_are_options_on_the_command_line_only():
+    error = SettingError("{img_size} {!r} does not fit {}, see {settings}", "{out}", "{model}")
+    assert isinstance(error, ValueError) and error.settings == ["img_size", "settings"]
+    assert str(error) == "img_size '{out}' does not fit {model}, see settings"
+    assert error.worded(option_of) == "--img-size '{out}' does not fit {model}, see --set"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # as workers hand it on
+
+
 # --- what --overwrite may delete ---------------------------------------------------------------------------
 
 
@@ -67,7 +81,7 @@ def test_overwrite_deletes_runs_only(tmp_path, monkeypatch):
         (run / name).mkdir()
     (run / "table.csv").write_text("")
     for name, value in (("data", run / "data"), ("data", f"wds/a@{run / 'data'}"), ("source", run / "table.csv")):
-        with pytest.raises(ValueError, match=f"--overwrite would delete the {name}, which is in"):
+        with pytest.raises(ValueError, match=f"overwrite would delete the {name}, which is in"):
             start(run, **{name: str(value)})
     with pytest.raises(ValueError, match="would delete the model"):
         start(run, model=str(run))
@@ -98,7 +112,7 @@ def test_a_run_killed_while_it_was_started_or_replaced_can_be_started(tmp_path, 
 def test_where_no_run_can_be(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ValueError, match=r"--out must be a folder, and .*file is a file"):
+        with pytest.raises(ValueError, match=r"out must be a folder, and .*file is a file"):
             start(out)
     with pytest.raises(ValueError, match="give one of them"):
         start(tmp_path / "run", resume=True)

@@ -24,6 +24,7 @@ from sot.cli.recipes import recipes
 from sot.cli.reproduce import reproduce
 from sot.cli.train import train
 from sot.cli.ui import ui
+from sot.errors import SettingError
 
 COMMANDS = (
     *(models, backbones, convert, train, finetune, recipes, demo),
@@ -48,11 +49,17 @@ for command in COMMANDS:
 app.add_typer(bench.app, name="bench")
 
 
+def option_of(setting: str) -> str:
+    """What the command line calls a setting of the library."""
+    return "--set" if setting == "settings" else f"--{setting.replace('_', '-')}"
+
+
 def main() -> None:
     """Run the command line; what a user got wrong is one sentence and exit code 2."""
     try:
         with nullcontext() if is_first_process() else redirect_stdout(io.StringIO()):
             app()
     except (ValueError, OSError, SafetensorError) as error:
-        errors.print(f"Error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        said = error.worded(option_of) if isinstance(error, SettingError) else str(error)
+        errors.print(f"Error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None

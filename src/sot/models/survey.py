@@ -69,7 +69,7 @@ def find_backbones(pattern: str | None) -> list[str]:
     register_peers()
     names = timm.list_models(pattern)
     if not names:
-        raise ValueError(f"no architecture of timm matches {pattern!r}; try 'swin*', or --all for every one")
+        raise ValueError(f"no architecture of timm matches {pattern!r}; try 'swin*', or '*' for every one")
     return names
 
 
