@@ -23,7 +23,8 @@ def imported_modules(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            yield node.module
+            names = [f"sot.{alias.name}" for alias in node.names]  # from sot import probe
+            yield from names if node.module == "sot" else [node.module]
 
 
 def test_core_imports_torch_only():
@@ -32,7 +33,7 @@ def test_core_imports_torch_only():
     for path in files:
         for module in imported_modules(path):
             top = module.split(".")[0]
-            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith("sot.core")
+            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith(("sot.core", "sot.ops"))
             if path.name.startswith("simd_"):  # loaded by name where the extra "fast" is installed, never imported
                 allowed |= top in ("numba", "llvmlite", "numpy")
             else:
@@ -40,9 +41,39 @@ def test_core_imports_torch_only():
             assert allowed, f"{path.name} imports {module}"
 
 
-def test_models_do_not_import_the_command_line():
-    for path in (ROOT / "src/sot/models").rglob("*.py"):
-        assert not any(module.startswith("sot.cli.main") for module in imported_modules(path))
+def test_ops_import_what_computes_only():
+    for path in (ROOT / "src/sot/ops").rglob("*.py"):
+        for module in imported_modules(path):
+            top = module.split(".")[0]
+            allowed = top in ("torch", "numpy", "numba", "llvmlite", "triton") or top in sys.stdlib_module_names
+            assert allowed or module.startswith("sot.ops"), f"{path.name} imports {module}"
+
+
+JOBS = ("training", "evaluation", "probe", "explain", "bench", "paper")
+BELOW = {  # what each room imports of the package besides itself; what lies in no room is below all
+    "core": ("ops",),
+    "ops": (),
+    "models": ("core", "ops"),  # not data: what imports timm loads this, see sot/registration.py
+    "data": ("core", "ops", "models"),
+    **dict.fromkeys(JOBS, ("core", "ops", "models", "data", *JOBS)),
+    "ui": ("core", "ops", "models", "data", *JOBS),
+    "cli": ("core", "ops", "models", "data", *JOBS, "ui"),
+}
+
+
+def room_of(module):
+    """The package inside of `sot` that a module belongs to, or nothing."""
+    return next((part for part in module.split(".")[1:2] if part in BELOW), None)
+
+
+def test_imports_go_down_only():
+    for path in (ROOT / "src/sot").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        room = room_of(module)
+        allowed = {None, room, *BELOW.get(room, ())}
+        ours = {name for name in imported_modules(path) if name.startswith("sot.")}
+        above = {name for name in ours if room_of(name) not in allowed}
+        assert module in ("sot.__init__", "sot.__main__") or not above, f"{module} imports {above}"
 
 
 LIBRARY = [path for path in sorted((ROOT / "src/sot").rglob("*.py")) if path.parent.name not in ("cli", "ui")]

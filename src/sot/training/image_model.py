@@ -9,12 +9,13 @@ import torch
 from PIL import Image
 
 from sot.core.head import HeadConfig
-from sot.data.images import check_processor, processor_transform, train_transform
+from sot.data.images import check_processor, processor_transform
 from sot.errors import NoClassTokenError, SettingError
 from sot.files import one_line
 from sot.models.equip import equip, is_timm
 from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
+from sot.training.augmentation import train_transform
 from sot.training.recipe import Recipe
 
 
