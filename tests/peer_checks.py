@@ -6,7 +6,7 @@ from pathlib import Path
 import timm
 import torch
 
-import sot
+import sot.paper
 from sot import HeadConfig
 from sot.models.complexity import measure_complexity
 

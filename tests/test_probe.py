@@ -58,9 +58,9 @@ def test_heads_are_those_that_the_tokens_allow():
         with pytest.raises(ValueError, match=message):
             choose_heads(names, dim, has_class_token)
     for names, size, message in (
-        (["class", "gap"], 60, "--representation 60 is for gcp and mgcrp, and no head is one of them"),
-        (["gcp", "gap"], 5, "--representation must be between 6 and 2080 for tokens 64 wide, got 5"),
-        (["all"], 10**8, "--representation must be between 6 and 2080 for tokens 64 wide, got 100000000"),
+        (["class", "gap"], 60, "representation 60 is for gcp and mgcrp, and no head is one of them"),
+        (["gcp", "gap"], 5, "representation must be between 6 and 2080 for tokens 64 wide, got 5"),
+        (["all"], 10**8, "representation must be between 6 and 2080 for tokens 64 wide, got 100000000"),
     ):
         with pytest.raises(ValueError, match=message):
             choose_heads(names, 64, True, size)

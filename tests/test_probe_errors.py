@@ -64,7 +64,7 @@ def refused(result, *messages):
     "name, size", [("test_vit", 15), ("swin_tiny_patch4_window7_224", 3), ("resnet18", 32), ("pvt_v2_b0", 32)]
 )
 def test_a_size_that_the_backbone_cannot_have_is_named(name, size):
-    with pytest.raises(ValueError, match=f"{name} cannot be built with --img-size {size}, take a size that fits or"):
+    with pytest.raises(ValueError, match=f"{name} cannot be built with img_size {size}, take a size that fits or"):
         FrozenBackbone(name, pretrained=False, img_size=size).equip(HeadConfig(pool="gap", fusion="word"))
 
 
@@ -133,7 +133,7 @@ def test_damaged_weights_of_a_timm_folder_are_named(wrapped, tmp_path):
 
 
 def test_a_size_of_pictures_is_for_timm_models(bert):
-    with pytest.raises(ValueError, match="--img-size is for a timm model, and "):
+    with pytest.raises(ValueError, match="img_size is for a timm model, and "):
         FrozenBackbone(str(bert), img_size=32).equip(HeadConfig())
 
 

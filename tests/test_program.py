@@ -1,22 +1,36 @@
-"""The program `sot` parses before it loads torch, timm and transformers; `import sot` registers everything at once."""
+"""The program `sot` parses before it loads a library; `import sot` registers our models with whoever is imported."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-SCRIPT = "import sys; from sot_program import main; sys.argv[0] = 'sot'; main()"  # what the console script does
+import sot
+
+SCRIPT = "import sys; from sot.cli.main import main; sys.argv[0] = 'sot'; main()"  # what the console script does
 HEAVY = {"torch", "timm", "transformers", "matplotlib", "sklearn", "numpy"}
 
 
 def start(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300)
+    silent = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, env=silent)
+
+
+def run(*lines):
+    """What a fresh process prints that runs these lines, which must not fail or warn."""
+    result = start("-c", "\n".join(lines))
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    return result.stdout
 
 
 def loaded(result):
     """Top-level modules that Python with `-X importtime` says it imported."""
     lines = [line for line in result.stderr.splitlines() if line.startswith("import time:")]
     return {line.split("|")[-1].strip().split(".")[0] for line in lines}
+
+
+# --- the program -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("program", [("-m", "sot"), ("-msot",), ("-c", SCRIPT)], ids=["module", "short", "script"])
@@ -38,35 +52,111 @@ def test_help_and_mistyped_commands_load_no_torch(program, arguments, code):
     assert not HEAVY & loaded(result)
 
 
-@pytest.mark.parametrize("program, name", [(("-m", "sot"), "sot_7"), (("-c", SCRIPT), "ps_vit_ti_14")])
+@pytest.mark.parametrize("program, name", [(("-m", "sot"), "sot_7"), (("-c", SCRIPT), "t2t_vit_7")])
 def test_a_command_knows_the_registered_models(program, name):
-    result = start(*program, "models", name, "--json")
+    result = start(*program, "models", f"{name}*", "--json")
     assert result.returncode == 0 and f'"model": "{name}"' in result.stdout, result.stderr
+    assert not result.stderr
 
 
-REGISTERED = """
-import sys
-import sot
-assert {"torch", "timm", "transformers"} <= sys.modules.keys()
-import timm, transformers
-assert {"sot_7", "sot_tiny", "ps_vit_b_14", "conformer_ti"} <= set(timm.list_models())
+# --- the package -------------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_loads_and_prints_nothing():
+    new = "{name.split('.')[0] for name in sys.modules.keys() - before} - sys.stdlib_module_names"
+    assert run("import sys; before = {*sys.modules}; import sot", f"print({new})") == "{'sot'}\n"
+
+
+def test_public_names_are_listed_and_loaded_when_asked_for():
+    assert dir(sot) == sorted(sot.__all__) and {"equip", "HeadConfig", "__version__"} <= set(dir(sot))
+    assert all(getattr(sot, name) is not None for name in dir(sot))
+    assert sot.core.__name__ == "sot.core"
+    with pytest.raises(AttributeError, match="module 'sot' has no attribute 'nothing'"):
+        _ = sot.nothing
+
+
+USE = """
+assert timm.create_model("sot_7", num_classes=3).num_classes == 3
 assert transformers.AutoConfig.for_model("sot").model_type == "sot"
-assert sot.SoTConfig in transformers.AutoModelForImageClassification._model_mapping
-assert all(hasattr(sot, name) for name in sot.__all__)
+assert "sot.models.modeling" in sys.modules
+from transformers import AutoModelForImageClassification
+assert "SoTConfig" in {config.__name__ for config in AutoModelForImageClassification._model_mapping._extra_content}
 """
 
 
-@pytest.mark.parametrize("command", [("-c", REGISTERED), ("-m", "theirs", "-m", "sot")], ids=["script", "module"])
-def test_import_registers_the_family_in_every_other_program(command, tmp_path, monkeypatch):
-    package = tmp_path / "theirs"
-    package.mkdir()
-    (package / "__init__.py").write_text(REGISTERED)
-    (package / "__main__.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-    result = start(*command)
-    assert result.returncode == 0, result.stderr
+@pytest.mark.parametrize("order", ["sot, timm, transformers", "sot, transformers, timm", "transformers, sot, timm"])
+def test_both_libraries_know_the_models_in_any_order_of_imports(order):
+    run(f"import sys, {order}", USE)
 
 
-def test_names_are_there_in_the_program_for_code_that_it_loads():
-    result = start("-c", "import sot_program, sot; print(sot.HeadConfig(), sot.equip); sot.nothing")
-    assert "HeadConfig(pool='mgcrp'" in result.stdout and "no attribute 'nothing'" in result.stderr
+def test_a_saved_folder_opens_by_the_auto_classes_and_in_a_pipeline(tmp_path):
+    from PIL import Image
+
+    sot.equip("test_vit", labels=["a", "b"], pretrained=False).save_pretrained(tmp_path / "model")
+    Image.new("RGB", (40, 40)).save(tmp_path / "x.png")
+    found = run(
+        "import sot",
+        "from transformers import AutoModelForImageClassification, pipeline",
+        f"print(type(AutoModelForImageClassification.from_pretrained({str(tmp_path / 'model')!r})).__name__)",
+        f"found = pipeline('image-classification', {str(tmp_path / 'model')!r})({str(tmp_path / 'x.png')!r})",
+        "print(sorted(each['label'] for each in found))",
+    )
+    assert found.splitlines() == ["SoTForImageClassification", "['a', 'b']"]
+
+
+HIDE = """
+import sys
+HIDDEN = {"timm", "transformers", "numba", "llvmlite", "rich", "typer", "sklearn", "torchvision", "safetensors"}
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def test_core_works_with_torch_alone():
+    shape = run(
+        HIDE,
+        "import torch, sot",
+        "from sot.core.head import SecondOrderHead",
+        "head = SecondOrderHead(32, 3, sot.HeadConfig())",
+        "logits = head(torch.randn(2, 32), torch.randn(2, 9, 32))",
+        "logits.sum().backward()",
+        "print(tuple(logits.shape), all(p.grad is not None for p in head.parameters()))",
+    )
+    assert shape == "(2, 3) True\n"
+
+
+# --- peers of the paper ------------------------------------------------------------------------------------
+
+
+def test_peers_are_registered_when_one_is_named(tmp_path):
+    found = run(
+        "import sot, timm",
+        "print(timm.is_model('sot_7'), timm.is_model('t2t_vit_7'))",
+        "model = sot.equip('t2t_vit_7', 2, pretrained=False, model_args={'img_size': 32})",
+        f"model.save_pretrained({str(tmp_path)!r})",
+        "print(timm.is_model('t2t_vit_7'), 'sot.training' in __import__('sys').modules)",
+    )
+    assert found == "True False\nTrue False\n"
+    found = run(
+        "import sot",
+        "from transformers import AutoModelForImageClassification",
+        f"model = AutoModelForImageClassification.from_pretrained({str(tmp_path)!r})",
+        "print(model.config.backbone_config.architecture)",
+    )
+    assert found == "t2t_vit_7\n"
+
+
+def test_the_names_of_all_peers_are_known():
+    import timm
+
+    import sot.paper.peers
+    from sot.models.variants import PEER_PREFIXES
+
+    folder = sot.paper.peers.__name__
+    peers = {name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith(folder)}
+    assert len(peers) == 23 and all(name.startswith(PEER_PREFIXES) for name in peers)
+    theirs = {name for name in timm.list_models() if name.startswith(PEER_PREFIXES)}
+    assert theirs == peers

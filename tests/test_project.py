@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from test_cli import sot as run
 
 import sot
+from sot.cli.main import app, option_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,7 +23,8 @@ def imported_modules(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute"
-            yield node.module
+            names = [f"sot.{alias.name}" for alias in node.names]  # from sot import probe
+            yield from names if node.module == "sot" else [node.module]
 
 
 def test_core_imports_torch_only():
@@ -30,7 +33,7 @@ def test_core_imports_torch_only():
     for path in files:
         for module in imported_modules(path):
             top = module.split(".")[0]
-            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith("sot.core")
+            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith(("sot.core", "sot.ops"))
             if path.name.startswith("simd_"):  # loaded by name where the extra "fast" is installed, never imported
                 allowed |= top in ("numba", "llvmlite", "numpy")
             else:
@@ -38,9 +41,86 @@ def test_core_imports_torch_only():
             assert allowed, f"{path.name} imports {module}"
 
 
-def test_models_do_not_import_the_command_line():
-    for path in (ROOT / "src/sot/models").rglob("*.py"):
-        assert not any(module.startswith("sot.cli.main") for module in imported_modules(path))
+def test_ops_import_what_computes_only():
+    for path in (ROOT / "src/sot/ops").rglob("*.py"):
+        for module in imported_modules(path):
+            top = module.split(".")[0]
+            allowed = top in ("torch", "numpy", "numba", "llvmlite", "triton") or top in sys.stdlib_module_names
+            assert allowed or module.startswith("sot.ops"), f"{path.name} imports {module}"
+
+
+JOBS = ("training", "evaluation", "probe", "explain", "bench", "paper")
+BELOW = {  # what each room imports of the package besides itself; what lies in no room is below all
+    "core": ("ops",),
+    "ops": (),
+    "models": ("core", "ops"),  # not data: what imports timm loads this, see sot/registration.py
+    "data": ("core", "ops", "models"),
+    **dict.fromkeys(JOBS, ("core", "ops", "models", "data", *JOBS)),
+    "ui": ("core", "ops", "models", "data", *JOBS),
+    "cli": ("core", "ops", "models", "data", *JOBS, "ui"),
+}
+
+
+def room_of(module):
+    """The package inside of `sot` that a module belongs to, or nothing."""
+    return next((part for part in module.split(".")[1:2] if part in BELOW), None)
+
+
+def test_imports_go_down_only():
+    for path in (ROOT / "src/sot").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+        room = room_of(module)
+        allowed = {None, room, *BELOW.get(room, ())}
+        ours = {name for name in imported_modules(path) if name.startswith("sot.")}
+        above = {name for name in ours if room_of(name) not in allowed}
+        assert module in ("sot.__init__", "sot.__main__") or not above, f"{module} imports {above}"
+
+
+LIBRARY = [path for path in sorted((ROOT / "src/sot").rglob("*.py")) if path.parent.name not in ("cli", "ui")]
+
+
+def docstrings(tree):
+    """The strings of a file that are documentation."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return {node.body[0].value for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node)}
+
+
+def sentences(path):
+    """The other strings of a file."""
+    tree = ast.parse(path.read_text())
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node for node in said if node not in docstrings(tree)]
+
+
+def test_the_library_does_not_name_options_of_the_command_line():
+    option = re.compile(r"(?<![\w-])--[a-z]")
+    found = [f"{path.name}:{node.lineno}" for path in LIBRARY for node in sentences(path) if option.search(node.value)]
+    assert not found, "name the setting by SettingError, the command line adds the option"
+
+
+def test_the_command_line_has_an_option_for_every_setting_that_errors_name():
+    commands = typer.main.get_command(app).commands.values()
+    options = {name for command in commands for parameter in command.params for name in parameter.opts}
+    for path in (path for path in LIBRARY if "import SettingError" in path.read_text()):
+        for setting in (name for node in sentences(path) for name in re.findall(r"{([a-z_]+)}", node.value)):
+            assert option_of(setting) in options, f"{path.name} names {setting}"
+
+
+def is_text_of_error(node):
+    return isinstance(node, ast.Call) and ast.unparse(node) in ("str(error)", "repr(error)", "one_line(error)")
+
+
+def test_errors_are_told_apart_by_type_and_not_by_their_text():
+    editing = ("replace", "removeprefix", "removesuffix", "startswith", "endswith", "find", "index", "partition")
+    found = []
+    for path in (ROOT / "src/sot").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                searched = any(map(is_text_of_error, [node.left, *node.comparators]))
+            else:
+                searched = isinstance(node, ast.Attribute) and node.attr in editing and is_text_of_error(node.value)
+            found += [f"{path.name}:{node.lineno}"] if searched else []
+    assert not found
 
 
 def test_wheel_works_from_an_empty_folder(tmp_path):

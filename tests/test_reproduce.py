@@ -367,5 +367,5 @@ def test_two_processes_share_a_row(tmp_path):
 
 
 def test_a_task_that_is_not_there_names_the_option_of_this_command():
-    with pytest.raises(ValueError, match="task sick needs --texts, a folder in which its own has SICK_train"):
+    with pytest.raises(ValueError, match="task sick needs texts, a folder in which its own has SICK_train"):
         read_task(None, "sick")

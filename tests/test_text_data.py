@@ -85,7 +85,7 @@ def test_acceptability_twins_differ_in_one_verb():
     "call, message",
     [
         (lambda p: load_task("glue", p), "unknown task 'glue'; accepted: cola, sst2"),
-        (lambda p: load_task("cola", None), "task cola needs --data"),
+        (lambda p: load_task("cola", None), "task cola needs data"),
         (lambda p: load_task("cola", p / "none"), "is not a folder"),
         (lambda p: load_task("cola", p), "has neither train.tsv nor dev.tsv"),
         (lambda p: load_table(p / "no.csv", None, Columns()), "no such file"),
@@ -189,5 +189,5 @@ def test_fine_tuning_on_a_set_of_datasets(stand_ins, tmp_path):
 
 
 def test_without_the_hub_a_task_asks_for_its_files():
-    with pytest.raises(ValueError, match=r"task mnli needs --data, the folder with its train.tsv and dev_matched.tsv"):
+    with pytest.raises(ValueError, match=r"task mnli needs data, the folder with its train.tsv and dev_matched.tsv"):
         load_task("mnli", None)

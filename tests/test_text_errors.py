@@ -75,7 +75,7 @@ def test_columns_without_a_name_may_be_many(tmp_path):
 
 
 def test_the_built_in_task_takes_no_data():
-    with pytest.raises(ValueError, match="acceptability is built in and takes no --data, got nowhere"):
+    with pytest.raises(ValueError, match="acceptability is built in and takes no data, got nowhere"):
         load_task("acceptability", "nowhere")
 
 

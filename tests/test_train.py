@@ -18,8 +18,9 @@ from safetensors.torch import load_file
 from test_cli import sot
 
 from sot.core.head import HeadConfig
-from sot.data.images import Collate, ImageSet, load_images, seeded
+from sot.data.images import ImageSet, load_images, seeded
 from sot.evaluation.evaluate import open_images
+from sot.training.augmentation import Collate
 from sot.training.checkpoints import is_whole, last_whole_checkpoint
 from sot.training.engine import Diverged
 from sot.training.image_model import build_model, data_config

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pickle
 import shutil
 import sys
 
@@ -15,8 +16,11 @@ from test_cli import sot
 
 import sot as package
 from sot.cli.explain import _file_names
+from sot.cli.main import option_of
+from sot.errors import SettingError
 from sot.evaluation.export import export_model
 from sot.evaluation.predict import predict_texts
+from sot.models.folder import load_model
 from sot.paper.convert import read_weights
 from sot.training.recipe import Recipe
 from sot.training.run import open_run
@@ -47,6 +51,17 @@ def refused(*words, says, cwd=None):
     assert "Traceback" not in result.stderr and result.stderr.count("\n") == 1, result.stderr
 
 
+# --- what errors say ---------------------------------------------------------------------------------------
+
+
+def test_settings_are_options_on_the_command_line_only():
+    error = SettingError("{img_size} {!r} does not fit {}, see {settings}", "{out}", "{model}")
+    assert isinstance(error, ValueError) and error.settings == ["img_size", "settings"]
+    assert str(error) == "img_size '{out}' does not fit {model}, see settings"
+    assert error.worded(option_of) == "--img-size '{out}' does not fit {model}, see --set"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # as workers hand it on
+
+
 # --- what --overwrite may delete ---------------------------------------------------------------------------
 
 
@@ -66,7 +81,7 @@ def test_overwrite_deletes_runs_only(tmp_path, monkeypatch):
         (run / name).mkdir()
     (run / "table.csv").write_text("")
     for name, value in (("data", run / "data"), ("data", f"wds/a@{run / 'data'}"), ("source", run / "table.csv")):
-        with pytest.raises(ValueError, match=f"--overwrite would delete the {name}, which is in"):
+        with pytest.raises(ValueError, match=f"overwrite would delete the {name}, which is in"):
             start(run, **{name: str(value)})
     with pytest.raises(ValueError, match="would delete the model"):
         start(run, model=str(run))
@@ -97,7 +112,7 @@ def test_a_run_killed_while_it_was_started_or_replaced_can_be_started(tmp_path, 
 def test_where_no_run_can_be(tmp_path):
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ValueError, match=r"--out must be a folder, and .*file is a file"):
+        with pytest.raises(ValueError, match=r"out must be a folder, and .*file is a file"):
             start(out)
     with pytest.raises(ValueError, match="give one of them"):
         start(tmp_path / "run", resume=True)
@@ -159,7 +174,7 @@ def test_both_texts_of_a_pair_are_read(place):
     pairs = ["--text", "the cat", "--pair", "sleeps", "--text", "the cat", "--pair", "the cats sleep"]
     first, second = rows_of(place / "text", *pairs)
     assert first["classes"] != second["classes"] and (first["source"], first["pair"]) == ("the cat", "sleeps")
-    model, tokenizer = package.models.folder.load_model(place / "text")
+    model, tokenizer = load_model(place / "text")
     with torch.inference_mode():
         encoded = tokenizer("the cat", "sleeps", return_tensors="pt")
         expected = model(**encoded).logits.softmax(-1).max().item()
@@ -206,7 +221,7 @@ def test_one_bad_input_is_reported_and_the_others_predicted(place, tmp_path, mon
     result = sot("predict", place / "text", "-")
     assert r"Cannot read \udcff: it is not valid UTF-8" in result.stderr and "1 of 3 inputs" in result.stderr
     assert "the cat" in result.stdout
-    model, tokenizer = package.models.folder.load_model(place / "text")
+    model, tokenizer = load_model(place / "text")
     assert [p.error is None for p in predict_texts(model, tokenizer, ["\udcff", "cat"], 1, 1)] == [False, True]
 
 

@@ -1,37 +1,56 @@
-"""Second-order transformers: classify from the class token and the word tokens."""
+"""Second-order transformers: classify from the class token and the word tokens.
 
-# ruff: noqa: F403, F405  the names are those of sot.public
+`import sot` loads no other library. timm and transformers know our models once both sides are imported, in any order.
+"""
 
-import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sot.registration import watch_imports
+
+if TYPE_CHECKING:
+    from sot.core.fusion import Fusion as Fusion
+    from sot.core.head import POOLS as POOLS
+    from sot.core.head import HeadConfig as HeadConfig
+    from sot.core.head import SecondOrderHead as SecondOrderHead
+    from sot.core.normalizers import NORMS as NORMS
+    from sot.models.configuration import SoTConfig as SoTConfig
+    from sot.models.equip import equip as equip
+    from sot.models.inference import optimize_for_inference as optimize_for_inference
+    from sot.models.modeling import SoTForImageClassification as SoTForImageClassification
+    from sot.models.modeling import SoTForSequenceClassification as SoTForSequenceClassification
+    from sot.models.vision import SecondOrderTransformer as SecondOrderTransformer
+
 __version__ = "0.1.0"
-__all__ = [
-    "NORMS",
-    "POOLS",
-    "Fusion",
-    "HeadConfig",
-    "SecondOrderHead",
-    "SecondOrderTransformer",
-    "SoTConfig",
-    "SoTForImageClassification",
-    "SoTForSequenceClassification",
-    "equip",
-    "optimize_for_inference",
-]
 
-# `sot` and `python -m sot` parse before they load torch, timm and transformers: help and mistyped options come at once.
-# Whoever else imports the package gets all of it, registered. While Python looks for the module of -m, argv[0] is "-m".
-_is_module = sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] in ("sot", "-msot")
+_HOMES = {  # of the public names, each loaded when it is first asked for
+    "Fusion": "sot.core.fusion",
+    "HeadConfig": "sot.core.head",
+    "NORMS": "sot.core.normalizers",
+    "POOLS": "sot.core.head",
+    "SecondOrderHead": "sot.core.head",
+    "SecondOrderTransformer": "sot.models.vision",
+    "SoTConfig": "sot.models.configuration",
+    "SoTForImageClassification": "sot.models.modeling",
+    "SoTForSequenceClassification": "sot.models.modeling",
+    "equip": "sot.models.equip",
+    "optimize_for_inference": "sot.models.inference",
+}
+_ROOMS = ("bench", "core", "data", "evaluation", "explain", "models", "ops", "paper", "probe", "training")
+__all__ = ["__version__", *_HOMES]
 
-if TYPE_CHECKING or not (_is_module or "sot_program" in sys.modules):
-    from sot.public import *
-else:
 
-    def __getattr__(name: str) -> Any:
-        """A public name, for code that a command loads."""
-        if name not in __all__:
-            raise AttributeError(f"module 'sot' has no attribute {name!r}")
-        from sot import public
+def __getattr__(name: str) -> Any:
+    """A public name, or a package inside of this one."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _ROOMS:
+        return import_module(f"sot.{name}")
+    raise AttributeError(f"module 'sot' has no attribute {name!r}")
 
-        return getattr(public, name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+watch_imports()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from sot.bench.cases import Case
 from sot.bench.model_cost import forward_alone
 from sot.models.inference import optimize_for_inference
+from sot.models.variants import ensure_registered
 from sot.training.train_images import can_compile
 
 Runtime = Callable[[nn.Module, Tensor], Callable[[], Any]]
@@ -72,6 +73,7 @@ def available_runtimes() -> dict[str, Runtime]:
 
 def runtime_cases(name: str) -> list[Case]:
     """One picture, and a batch of them; what preparing took, with the first call, is noted."""
+    ensure_registered(name)
     model = timm.create_model(name).eval()
     cases = []
     for batch in BATCHES:

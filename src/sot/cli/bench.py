@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sot.cli.runs import SetOption, console, progress
+from sot.cli.options import JsonOption, RecipeOption, SetOption, console, progress, refuse_both
 from sot.files import write_atomically
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ SizeOption = Annotated[
 ]
 BatchOption = Annotated[int, typer.Option(help="Samples in a batch.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Word tokens of a sample.", min=1)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the table of docs/benchmarks.md.")]
 PictureOption = Annotated[Path | None, typer.Option(help="Write the ratios as a bar chart, a PNG file.")]
 
@@ -67,8 +66,7 @@ def show(
     from sot.bench.report import Report, as_markdown, as_picture, as_table
     from sot.bench.timing import thread_count
 
-    if as_json and markdown:
-        raise ValueError("--json and --markdown exclude each other")
+    refuse_both("--json", "--markdown", as_json and markdown)
     if picture is not None and picture.suffix != ".png":
         raise ValueError(f"the picture must end in .png, got {picture}")
     with thread_count(threads):
@@ -154,7 +152,7 @@ def memory(
 def train(
     model: Annotated[str, typer.Option(help="Any timm model.")] = "sot_7",
     data: Annotated[str, typer.Option(help="As in sot train.")] = "digits",
-    recipe: Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")] = "demo",
+    recipe: RecipeOption = "demo",
     settings: SetOption = None,
     steps: Annotated[int, typer.Option(help="Steps of a round; the first is not counted.", min=3)] = 16,
     threads: ThreadsOption = 1,

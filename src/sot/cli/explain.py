@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sot.cli.runs import JsonOption, console, errors, progress
-from sot.cli.use import plain
+from sot.cli.options import JsonOption, console, errors, plain, progress
 from sot.files import as_png, write_atomically
 
 if TYPE_CHECKING:
@@ -199,8 +198,3 @@ def _print_notes(notes: dict[str, None], method: str, out: Path) -> None:
     for note in notes:
         errors.print(note, style="dim", markup=False, highlight=False, soft_wrap=True)
     console.print(f"By {method}. Figures and raw values: {out}", soft_wrap=True, highlight=False, markup=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(explain)

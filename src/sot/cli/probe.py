@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sot.cli.runs import (
+from sot.cli.options import (
     DevOption,
     JsonOption,
     LabelOption,
@@ -88,8 +88,3 @@ def _refuse_texts(model: str, options: dict[str, Any]) -> None:
         if given not in (None, False):
             shown = option if given is True else f"{option} {given}"
             raise ValueError(f"{shown} is for texts, and {model} is a model for images")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(probe)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from sot.cli.runs import SetOption, console, errors, is_first_process, progress
+from sot.cli.options import SetOption, WorkersOption, console, errors, is_first_process, progress
 
 if TYPE_CHECKING:
     from sot.paper.work import Store, Unit, Where
@@ -32,7 +32,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="How many times each row is trained.", min=1)] = 3,
     settings: SetOption = None,
     merge: Annotated[list[Path] | None, typer.Option(help="Take results of another --out; repeatable.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that load pictures.", min=0)] = 0,
+    workers: WorkersOption = 0,
     threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     report_only: Annotated[bool, typer.Option("--report", help="Train nothing: print what there is.")] = False,
@@ -117,8 +117,3 @@ def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
     shown.add_section()
     shown.add_row("all", "", str(len(missing)), f"{total[0]:,.0f}", f"{total[1]:.3g}", f"{total[2]:.3g}")
     console.print(shown)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(reproduce)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sot.cli.runs import console, errors, progress
+from sot.cli.options import console, errors, progress
 
 
 def ui(
@@ -43,8 +43,3 @@ def ui(
             webbrowser.open(address)
 
     serve(models, host, port, ready, threading.Event().wait)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(ui)

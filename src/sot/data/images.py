@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import timm.data
 import torch
 from PIL import Image
 from torch import Tensor
@@ -26,7 +25,6 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from sot.data.hub import hub_images, hub_streams
 from sot.data.shards import shard_images
 from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
-from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 MAX_BAD_SHARE = 0.01
@@ -189,51 +187,12 @@ def evaluation_set(source: Any, transform: Callable[[Image.Image], Tensor], seed
     return kind(source, transform, seed)
 
 
-class Collate:
-    """Stacks pictures; mixup or cutmix mixes them and their labels, drawn from the seed, epoch and first picture."""
-
-    def __init__(self, recipe: Recipe, num_classes: int) -> None:
-        self.seed = recipe.seed
-        self.mixup = None
-        if recipe.mixup > 0 or recipe.cutmix > 0:
-            self.mixup = timm.data.Mixup(
-                recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing, num_classes=num_classes
-            )
-
-    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
-        images = torch.stack([item["pixel_values"] for item in items])
-        labels = torch.tensor([item["labels"] for item in items])
-        if self.mixup is not None:
-            with seeded(self.seed, items[0]["epoch"], items[0]["index"]):
-                images, labels = self.mixup(images, labels)
-        return {"pixel_values": images, "labels": labels}
-
-
 def stack(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     """A batch to evaluate: nothing mixed."""
     return {
         "pixel_values": torch.stack([item["pixel_values"] for item in items]),
         "labels": torch.tensor([item["labels"] for item in items]),
     }
-
-
-def train_transform(recipe: Recipe, data_config: dict[str, Any]) -> Callable[[Image.Image], Tensor]:
-    """timm's training augmentation with the recipe's strengths."""
-    transform: Callable[[Image.Image], Tensor] = timm.data.create_transform(
-        data_config["input_size"],
-        is_training=True,
-        scale=recipe.scale,
-        ratio=(1.0, 1.0) if recipe.scale == (1.0, 1.0) else None,
-        hflip=recipe.flip,
-        color_jitter=recipe.color_jitter or None,
-        auto_augment=recipe.rand_augment,
-        re_prob=recipe.erasing,
-        re_mode="pixel",
-        interpolation=data_config["interpolation"],
-        mean=data_config["mean"],
-        std=data_config["std"],
-    )
-    return transform
 
 
 def processor_transform(processor: Any) -> Callable[[Image.Image], Tensor]:

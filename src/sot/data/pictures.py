@@ -10,6 +10,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from sot.errors import PictureError
 from sot.files import one_line
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others call programs, or are read by nobody
@@ -37,7 +38,7 @@ def open_picture(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) ->
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "it is no picture that can be read" if unknown else one_line(error)
-        raise ValueError(f"cannot read {'the picture' if file is None else file.name}: {reason}") from error
+        raise PictureError("the picture" if file is None else file.name, reason) from error
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

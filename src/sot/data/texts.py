@@ -11,6 +11,7 @@ from sot.data.acceptability import acceptability
 from sot.data.hub import load_splits
 from sot.data.rows import Row, is_unicode, read_rows
 from sot.data.sources import choose_split, drawn
+from sot.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,14 @@ class TextData:
     metric: str
 
 
-def load_task(name: str, data: str | Path | None) -> TextData:
-    """A GLUE task from the folder of its files or from `hfds/…`, else from the hub; or the built-in set."""
+def load_task(name: str, data: str | Path | None, wanted: str = "{data}, the folder with its") -> TextData:
+    """A GLUE task from the folder of its files or from `hfds/…`, else from the hub; or the built-in set.
+
+    `wanted` is how a SettingError asks for files that are missing.
+    """
     if name == BUILT_IN:
         if data is not None:
-            raise ValueError(f"task {BUILT_IN} is built in and takes no --data, got {data}")
+            raise SettingError("task {} is built in and takes no {data}, got {}", BUILT_IN, data)
         made = {key: _from_pairs(rows) for key, rows in acceptability().items()}
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
     if name not in TASKS:
@@ -116,9 +120,9 @@ def load_task(name: str, data: str | Path | None) -> TextData:
     task = TASKS[name]
     labels = None if task.labels is None else list(task.labels)
     if data is None and not task.on_hub:
-        raise ValueError(f"task {name} needs --data, the folder with its {task.train}{task.suffix}")
+        raise SettingError(f"task {{}} needs {wanted} {{}}", name, task.train + task.suffix)
     if data is None or str(data).startswith("hfds/"):
-        tables = _glue_tables(name, None if data is None else str(data))
+        tables = _glue_tables(name, None if data is None else str(data), wanted)
         columns = task.hub_columns or task.columns
     else:
         tables, columns = _glue_files(Path(data), task), task.columns
@@ -137,16 +141,16 @@ def _glue_files(folder: Path, task: Task) -> dict[str, tuple[str, list[Row]]]:
     return found
 
 
-def _glue_tables(name: str, data: str | None) -> dict[str, tuple[str, list[Row]]]:
+def _glue_tables(name: str, data: str | None, wanted: str) -> dict[str, tuple[str, list[Row]]]:
     try:
         splits = load_splits(data or f"{GLUE}:{name}")
     except ValueError as error:
         if data is not None:
             raise
-        files = f"the folder with its train.tsv and {TASKS[name].dev}.tsv"
-        raise ValueError(f"task {name} needs --data, {files}, as the hub gives nothing: {error}") from error
-    wanted = {"train": "train", "dev": TASKS[name].dev.replace("dev", "validation")}
-    return {key: (f"{name} {split}", _rows(splits[split])) for key, split in wanted.items() if split in splits}
+        said = f"task {{}} needs {wanted} train.tsv and {{}}.tsv, as the hub gives nothing: {{}}"
+        raise SettingError(said, name, TASKS[name].dev, error) from error
+    parts = {"train": "train", "dev": TASKS[name].dev.replace("dev", "validation")}
+    return {key: (f"{name} {split}", _rows(splits[split])) for key, split in parts.items() if split in splits}
 
 
 def load_set(spec: str, columns: Columns, labels: list[str] | None = None, regression: bool = False) -> TextData:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.data.images import check_processor
+from sot.errors import SettingError
 from sot.models.branched import heads_of
 from sot.models.folder import load_config, load_model, load_processor
 from sot.ops.svpn.export import ROOTS
@@ -44,9 +45,9 @@ def export_model(folder: Path, to: str, out: Path | None = None) -> Export:
     file = folder / f"model{FORMATS[to]}" if out is None else out
     if file.suffix != FORMATS[to]:
         raise ValueError(f"the file must end in {FORMATS[to]} for {to}, got {file}")
-    check_folder(file.parent, "--out must be in a folder")
+    check_folder(file.parent, "{out} must be in a folder")
     if file.is_dir():
-        raise ValueError(f"--out must be a file, and {file} is a folder")
+        raise SettingError("{out} must be a file, and {} is a folder", file)
     model, processor = load_model(folder)
     write = _write_onnx if to == "onnx" else _write_torch
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -123,10 +124,11 @@ def check_onnx(model: Any) -> None:
     for head in heads_of(model.classifier):
         norm = getattr(head.pool, "norm", None)
         if isinstance(norm, MatrixPowerNorm):
-            raise ValueError("the normalisation mpn has no form in ONNX: choose isqrt, or --to torch")
+            raise SettingError("the normalisation mpn has no form in ONNX: choose isqrt, or {to}=torch")
         if isinstance(norm, SingularValuePowerNorm) and norm.exponent not in ROOTS:
             accepted = " and ".join(map(str, ROOTS))
-            raise ValueError(f"svpn has a form in ONNX for exponents {accepted}, got {norm.exponent}: take --to torch")
+            said = "svpn has a form in ONNX for exponents {}, got {}: take {to}=torch"
+            raise SettingError(said, accepted, norm.exponent)
 
 
 def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:

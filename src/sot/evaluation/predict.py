@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from sot.data.pictures import open_picture
 from sot.data.rows import is_unicode
+from sot.errors import PictureError
 from sot.models.from_transformers import check_pairs
 
 Item = TypeVar("Item")
@@ -40,10 +40,10 @@ def _picture_or_error(path: str) -> Image.Image | str:
     """A picture, or what is wrong with the file."""
     try:
         return open_picture(path)
+    except PictureError as error:
+        return error.reason
     except (OSError, ValueError) as error:
-        if not os.path.exists(path):  # unlike Path's, not raised for a name that is too long
-            return "no such file"
-        return str(error).removeprefix(f"cannot read {Path(path).name}: ")
+        return str(error) if os.path.exists(path) else "no such file"  # unlike Path's, for names that are too long
 
 
 @torch.inference_mode()

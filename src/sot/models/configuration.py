@@ -51,6 +51,8 @@ class SoTConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True  # lets transformers save what a backbone shares between its own modules
 
     def __post_init__(self, **kwargs: Any) -> None:
+        import sot.models.modeling  # noqa: F401  tells the Auto classes what they build of this
+
         super().__post_init__(**kwargs)
         self.head = HeadConfig.from_dict(self.head or {}).to_dict()
         self.modality = modality_of({"modality": self.modality, "layout": self.layout})

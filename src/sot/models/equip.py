@@ -15,6 +15,7 @@ from transformers import MODEL_MAPPING, PreTrainedModel, TimmWrapperConfig
 
 from sot.core.checks import is_number
 from sot.core.head import HeadConfig
+from sot.errors import NoClassTokenError
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
 from sot.models.folder import folder_config
@@ -253,7 +254,7 @@ def _image_config(
 def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> HeadConfig:
     if not has_class_token and head.fusion != "word":
         if head.fusion == "class":
-            raise ValueError("fusion 'class' needs a class token, and this backbone has none; accepted: word")
+            raise NoClassTokenError("fusion 'class' needs a class token, and this backbone has none; accepted: word")
         logger.warning("The backbone has no class token: fusion %r becomes 'word'.", head.fusion)
         head = replace(head, fusion="word")
     return replace(head, pre_norm=needs_norm) if head.pre_norm is None else head

@@ -21,6 +21,7 @@ from sot.models.embedding.token_embed import replace_embedding
 from sot.models.folder import folder_config
 from sot.models.layout import Layout, find_layout
 from sot.models.tokens import as_branches, timm_features
+from sot.models.variants import ensure_registered
 
 
 def is_timm(model: Any) -> bool:
@@ -29,7 +30,10 @@ def is_timm(model: Any) -> bool:
         return hasattr(model, "timm_model" if isinstance(model, PreTrainedModel) else "pretrained_cfg")
     name = str(model)
     if Path(name).is_dir():
-        return "architecture" in folder_config(Path(name))
+        saved = folder_config(Path(name))
+        ensure_registered(str(saved.get("architecture")))
+        return "architecture" in saved
+    ensure_registered(name)
     return timm.is_model(name) or name.startswith(("timm/", "hf-hub:", "hf_hub:", "local-dir:"))
 
 
@@ -55,7 +59,8 @@ def timm_name(name: str, model_args: dict[str, Any]) -> tuple[str, dict[str, Any
     if timm.is_model(name):
         return name, model_args
     hub = f"hf-hub:{name}" if name.startswith("timm/") else name
-    _, _, saved = load_model_config_from_hf(hub.split(":", 1)[1])
+    _, architecture, saved = load_model_config_from_hf(hub.split(":", 1)[1])
+    ensure_registered(architecture)
     return hub, {**(saved or {}), **model_args}
 
 

@@ -24,12 +24,14 @@ from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding.token_embed import replace_embedding
 from sot.models.layout import Layout, remove_unused
 from sot.models.tokens import FETCH, Tokens, split_branches, split_text, timm_features
+from sot.models.variants import ensure_registered
 
 
 def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
     """The bare model of a configuration, without the pooler that would otherwise sit in it without a gradient."""
     if is_encoder_decoder(config):
         return AutoModelForTextEncoding.from_config(config)
+    ensure_registered(getattr(config, "architecture", ""))
     model_class = MODEL_MAPPING[type(config)]
     has_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     if pooler and not has_pooler:

@@ -12,6 +12,7 @@ import timm
 
 from sot.models.from_timm import timm_layout
 from sot.models.layout import Layout
+from sot.models.variants import register_peers
 
 COLUMNS = ("family", "model", "tokens", "class token", "prefix", "width", "norm", "removed")
 SIZES = (
@@ -53,7 +54,8 @@ class Surveyed:
 
 @cache
 def families() -> dict[str, str]:
-    """Every architecture that timm knows, and its family: the module of timm that has its code."""
+    """Every architecture that timm knows, the peers among them, and its family: the module that has its code."""
+    register_peers()
     return {name: module for module in timm.list_modules() for name in timm.list_models(module=module)}
 
 
@@ -64,9 +66,10 @@ def find_backbones(pattern: str | None) -> list[str]:
         for name, family in families().items():
             smallest[family] = min(smallest.get(family, name), name, key=_smallness)
         return list(smallest.values())
+    register_peers()
     names = timm.list_models(pattern)
     if not names:
-        raise ValueError(f"no architecture of timm matches {pattern!r}; try 'swin*', or --all for every one")
+        raise ValueError(f"no architecture of timm matches {pattern!r}; try 'swin*', or '*' for every one")
     return names
 
 

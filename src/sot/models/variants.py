@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg
+
+# The paper's peers are above this package, and registered when somebody names one: this is the one import that goes up.
+PEERS = "sot.paper.peers"
+PEER_PREFIXES = ("t2t_vit_", "ps_vit_", "pvt_tiny", "pvt_small", "pvt_large", "conformer_", "irpe_", "autoformer_")
+
+
+def register_peers() -> None:
+    """Register the models that the paper compares with, which timm lacks."""
+    import_module(PEERS)
+
+
+def ensure_registered(name: str) -> None:
+    """Register the peers if `name`, as timm takes it, is one of theirs."""
+    if name.startswith(PEER_PREFIXES):
+        register_peers()
 
 
 def image_cfg(first_layer: str, **settings: Any) -> dict[str, Any]:

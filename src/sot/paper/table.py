@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from sot.errors import SettingError
 from sot.paper.comparison import Comparison, load_comparisons
 from sot.training.recipe import Recipe, load_recipe
 
@@ -56,7 +57,7 @@ def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfP
     if preset not in PRESETS:
         raise ValueError(f"unknown preset {preset!r}; accepted: {', '.join(PRESETS)}")
     if any(setting.startswith("seed=") for setting in settings):
-        raise ValueError("seed cannot be set: a table is trained with the seeds 0, 1, …, as many as --seeds says")
+        raise SettingError("seed cannot be set: a table is trained with the seeds 0, 1, …, as many as {seeds} says")
     if name in load_comparisons():
         return _comparison(load_comparisons()[name], preset, settings)
     values = yaml.safe_load((resources.files("sot.paper") / "tables" / f"{name}.yaml").read_text())
@@ -94,7 +95,8 @@ def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes:
         if isinstance(value, dict):
             was, now = ({name: part.get(name) for name in value} for part in (was, now))
         if was != now:
-            raise ValueError(f"--set would change what makes row {row['name']!r}: {key} {was} to {now}")
+            said = "{settings} would change what makes row {!r}: {} {} to {}"
+            raise SettingError(said, row["name"], key, was, now)
     model = row["model"] if "model" in row else table.get("model")
     return Row(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
 

@@ -25,6 +25,7 @@ from sot.data.imagenet import columns_for
 from sot.data.images import load_images
 from sot.data.sources import check_available
 from sot.data.texts import TextData, load_task
+from sot.errors import SettingError
 from sot.evaluation.evaluate import open_images
 from sot.files import digest, read_object, write_atomically
 from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure_complexity
@@ -115,7 +116,7 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
         for row in rows:
             model = row.model or where.model
             if model is None:
-                raise ValueError(f"row {row.name!r} needs --model, a text model of Hugging Face by name or folder")
+                raise SettingError("row {!r} needs {model}, a text model of Hugging Face by name or folder", row.name)
             for task in row.tasks or (None,):
                 about = pictures if task is None else texts[task]
                 units.append(Unit(row, replace(row.recipe, seed=seed), model, task, about))
@@ -124,11 +125,7 @@ def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet
 
 def read_task(texts: Path | None, task: str) -> TextData:
     """The texts of a task."""
-    try:
-        return load_task(task, task_folder(texts, task))
-    except ValueError as error:  # there the option has another name
-        said = str(error).replace("--data, the folder with its", "--texts, a folder in which its own has")
-        raise ValueError(said) from error
+    return load_task(task, task_folder(texts, task), "{texts}, a folder in which its own has")
 
 
 def task_folder(texts: Path | None, task: str) -> Path | None:
@@ -145,7 +142,7 @@ def _describe_pictures(data: str | None, as_of_imagenet: bool) -> dict[str, Any]
     if data is None and as_of_imagenet:
         return {"train": IMAGENET_PICTURES, "val": 50_000, "labels": [str(number) for number in range(1000)]}
     if data is None:
-        raise ValueError("pictures are needed: give --data, as in sot train")
+        raise SettingError("pictures are needed: give {data}, as in sot train")
     pictures = load_images(data)
     return {"train": len(pictures.train), "val": len(pictures.val), "labels": pictures.labels}
 
@@ -181,7 +178,7 @@ class Store:
         result = _read_result(file) if file.is_file() else None
         if result is None or None in (known := {result.get("fingerprint"), unit.fingerprint}) or len(known) == 1:
             return result
-        raise ValueError(f"{file} is of other weights than {unit.model}: give another --out")
+        raise SettingError("{} is of other weights than {}: give another {out}", file, unit.model)
 
     def run(self, unit: Unit) -> Path:
         """Folder of its training."""
@@ -197,7 +194,7 @@ class Store:
     def merge(self, other: Path) -> int:
         """Take the results that another folder has and this one lacks; returns how many."""
         if not (other / "results").is_dir():
-            raise ValueError(f"{other} has no folder results: it is not what sot reproduce --out wrote")
+            raise ValueError(f"{other} has no folder results: sot reproduce did not write it")
         self.results.mkdir(parents=True, exist_ok=True)
         taken = 0
         for file in sorted((other / "results").glob("*.json")):

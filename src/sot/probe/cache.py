@@ -24,6 +24,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sot.data.images import LEFT_OUT
+from sot.errors import SettingError
 from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.probe.features import Array, Features, clock
@@ -73,8 +74,8 @@ def _locked(folder: Path) -> Iterator[None]:
             logger.warning("Another process computes the cache %s: waiting for it.", folder)
             lock.acquire()
     except OSError as error:
-        said = f"the cache {folder} is not complete and cannot be written"
-        raise ValueError(f"{said} ({error.strerror}): choose another --cache") from error
+        said = "the cache {} is not complete and cannot be written ({}): choose another {cache}"
+        raise SettingError(said, folder, error.strerror) from error
     try:
         yield
     finally:
@@ -255,4 +256,6 @@ def _half(tokens: Tensor) -> Array:
 def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise ValueError(f"the cache needs {needed / 1e9:.1f} GB, {folder} has {free / 1e9:.1f} GB left: use --cache")
+        raise SettingError(
+            "the cache needs {:.1f} GB, {} has {:.1f} GB left: use {cache}", needed / 1e9, folder, free / 1e9
+        )

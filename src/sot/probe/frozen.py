@@ -14,6 +14,7 @@ from sot.core.head import HeadConfig
 from sot.data.images import load_images
 from sot.data.sources import part_of
 from sot.data.texts import TextData
+from sot.errors import SettingError
 from sot.files import one_line
 from sot.models.equip import Equipped, equip, is_timm
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
@@ -51,16 +52,16 @@ class FrozenBackbone:
 
     def _build_sized(self, head: HeadConfig, size: int) -> Equipped:
         if not is_timm(self.name):
-            raise ValueError(f"--img-size is for a timm model, and {self.name} is none: leave it out")
+            raise SettingError("{img_size} is for a timm model, and {} is none: leave it out", self.name)
         try:
             return self._build(head, img_size=size)
         except (TypeError, RuntimeError, AssertionError) as error:
-            said = f"{self.name} cannot be built with --img-size {size}, take a size that fits or leave it out"
-            raise ValueError(f"{said}: {one_line(error)}") from error
+            said = "{} cannot be built with {img_size} {}, take a size that fits or leave it out: {}"
+            raise SettingError(said, self.name, size, one_line(error)) from error
 
     def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
         if not timm.is_model(self.name):
-            raise ValueError(f"--weights is for a timm name, got {self.name!r}; a folder has its own weights")
+            raise SettingError("{weights} is for a timm name, got {!r}; a folder has its own weights", self.name)
         weights = read_weights(file)
         model: torch.nn.Module = timm.create_model(self.name, num_classes=0, **arguments)
         adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
@@ -112,7 +113,7 @@ def read_texts(
 ) -> Data:
     """Texts, cut to `max_length` tokens; so many to train on and to score, 0 is all."""
     if texts.train is None or texts.dev is None:
-        raise ValueError(f"{name} needs a training and a development set; of tables the latter is given by --dev")
+        raise SettingError("{} needs a training and a development set; of tables the latter is given by {dev}", name)
     regression = texts.labels is None
     train = text_samples(model, texts.train.part(samples[0]), f"{name} train", max_length, regression)
     test = text_samples(model, texts.dev.part(samples[1]), f"{name} dev", max_length, regression)

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
+from sot.errors import SettingError
 from sot.probe.features import Array, Batch, Features
 
 POOLINGS: dict[str, dict[str, str | float]] = {
@@ -65,11 +66,11 @@ def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -
     if representation is None:
         return heads
     if not second_order:
-        raise ValueError(f"--representation {representation} is for gcp and mgcrp, and no head is one of them")
+        raise SettingError("{representation} {} is for gcp and mgcrp, and no head is one of them", representation)
     least, most = HeadConfig().heads, dim * (dim + 1) // 2
     if not least <= representation <= most:
-        accepted = f"between {least} and {most} for tokens {dim} wide"
-        raise ValueError(f"--representation must be {accepted}, got {representation}")
+        said = "{representation} must be between {} and {} for tokens {} wide, got {}"
+        raise SettingError(said, least, most, dim, representation)
     return heads | {name: replace(config, representation_size=representation) for name, config in second_order.items()}
 
 

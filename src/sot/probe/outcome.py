@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from sot.core.head import HeadConfig
+from sot.errors import SettingError
 from sot.evaluation.metrics import interval
 from sot.files import as_csv, as_png, write_atomically
 from sot.probe.heads import is_second_order
@@ -137,12 +138,12 @@ def check_output(out: Path) -> None:
         with tempfile.TemporaryFile(dir=out):
             pass
     except OSError as error:
-        raise ValueError(f"--out {out} cannot be written to ({error.strerror}): choose another folder") from error
+        raise SettingError("{out} {} cannot be written to ({}): choose another folder", out, error.strerror) from error
     for file in [out / name for name in ("rows.jsonl", "probe.json", "probe.csv", "probe.png")]:
         if file.is_dir():
-            raise ValueError(f"{file} is a folder, in the way of a file of results: choose another --out")
+            raise SettingError("{} is a folder, in the way of a file of results: choose another {out}", file)
     best = out / "best"
     if best.is_symlink() or (best.exists() and not best.is_dir()):
-        raise ValueError(f"{best} is no folder, in the way of the best model: choose another --out")
+        raise SettingError("{} is no folder, in the way of the best model: choose another {out}", best)
     if best.exists() and any(best.iterdir()) and not (best / RUN_FILE).is_file():
-        raise ValueError(f"{best} is not a model that sot probe saved, and would be replaced: choose another --out")
+        raise SettingError("{} is not a model that sot probe saved, and would be replaced: choose another {out}", best)

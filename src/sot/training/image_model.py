@@ -9,11 +9,13 @@ import torch
 from PIL import Image
 
 from sot.core.head import HeadConfig
-from sot.data.images import check_processor, processor_transform, train_transform
+from sot.data.images import check_processor, processor_transform
+from sot.errors import NoClassTokenError, SettingError
 from sot.files import one_line
 from sot.models.equip import equip, is_timm
 from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
+from sot.training.augmentation import train_transform
 from sot.training.recipe import Recipe
 
 
@@ -85,9 +87,7 @@ def _with_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> An
         return make(head)
     try:
         return make(HeadConfig(fusion="class"))
-    except ValueError as error:
-        if "needs a class token" not in str(error):
-            raise
+    except NoClassTokenError:
         return make(HeadConfig(fusion="word", pool="gap"))
 
 
@@ -97,7 +97,8 @@ def _check_arguments(model_args: Mapping[str, Any]) -> None:
         raise ValueError(f"in_chans of model_args must be 3, as pictures are read in RGB, got {model_args['in_chans']}")
     taken = [name for name in ("num_classes", "pretrained", "features_only") if name in model_args]
     if taken:
-        raise ValueError(f"model_args cannot set {', '.join(taken)}: the data, --pretrained and the head decide that")
+        said = "model_args cannot set {}: the data, {pretrained} and the head decide that"
+        raise SettingError(said, ", ".join(taken))
 
 
 def data_config(model: SoTForImageClassification) -> dict[str, Any]:

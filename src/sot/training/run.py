@@ -13,6 +13,7 @@ from accelerate import PartialState
 from transformers import ProgressCallback, TrainerCallback
 
 from sot.core.head import HeadConfig
+from sot.errors import SettingError
 from sot.files import as_csv, as_png, read_object, write_atomically
 from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
 from sot.training.checkpoints import UNFINISHED, last_whole_checkpoint
@@ -35,11 +36,11 @@ def full_name(name: str) -> str:
 def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
     """Prepare the folder of a run; one that exists needs `resume`, of the same model and data, or `overwrite`."""
     if resume and overwrite:
-        raise ValueError(f"--resume continues the run in {out} and --overwrite replaces it: give one of them")
+        raise SettingError("{resume} continues the run in {} and {overwrite} replaces it: give one of them", out)
     check_folder(out)
     used = out.exists() and any(path.name != f".{RUN_FILE}.partial" for path in out.iterdir())  # of a killed start
     if used and not (resume or overwrite):
-        raise ValueError(f"{out} exists: continue it with --resume or replace it with --overwrite")
+        raise SettingError("{} exists: continue it with {resume} or replace it with {overwrite}", out)
     if used and resume:
         _check_same_run(out, {**identity, "recipe": recipe.to_yaml()})
     if used and overwrite:
@@ -57,23 +58,24 @@ def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: boo
     processes.wait_for_everyone()
 
 
-def check_folder(folder: Path, rule: str = "--out must be a folder") -> None:
+def check_folder(folder: Path, rule: str = "{out} must be a folder") -> None:
     """Raise ValueError where a folder can be neither opened nor made: there is a file, in its place or above."""
     found = next(path for path in (folder, *folder.parents) if path.exists())
     if not found.is_dir():
-        raise ValueError(f"{rule}, and {found} is a file")
+        raise SettingError(f"{rule}, and {{}} is a file", found)
 
 
 def _check_replaceable(out: Path, identity: Mapping[str, Any]) -> None:
     """Raise ValueError unless `out` is a run, and nothing that is in use lies inside."""
     if not (out / RUN_FILE).is_file():
-        raise ValueError(f"{out} is not the folder of a run: it has no {RUN_FILE}, and --overwrite replaces runs only")
+        said = "{} is not the folder of a run: it has no {}, and {overwrite} replaces runs only"
+        raise SettingError(said, out, RUN_FILE)
     named = {name: value for name in ("model", "data", "source", "dev") if isinstance(value := identity.get(name), str)}
     for what, name in {"current directory": str(Path.cwd()), **named}.items():
         place = Path(full_name(name))
         place = place if place.is_absolute() else Path(full_name(name).partition("@")[2])
         if place.is_absolute() and place.is_relative_to(out.resolve()):  # other names are no local paths
-            raise ValueError(f"--overwrite would delete the {what}, which is in {out}: choose another --out")
+            raise SettingError("{overwrite} would delete the {}, which is in {}: choose another {out}", what, out)
 
 
 def _empty(out: Path) -> None:

@@ -16,17 +16,16 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from sot.core.head import HeadConfig
 from sot.data.images import (
     LEFT_OUT,
-    Collate,
     ImageSet,
     TrainingStream,
     evaluation_set,
     load_images,
     processor_transform,
     stack,
-    train_transform,
 )
 from sot.data.sources import ImageData, Stream, part_of
 from sot.evaluation.metrics import cross_entropy, top_k
+from sot.training.augmentation import Collate, train_transform
 from sot.training.engine import SoTTrainer
 from sot.training.image_model import build_model, data_config
 from sot.training.recipe import Recipe

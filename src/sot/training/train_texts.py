@@ -12,6 +12,7 @@ from transformers import DataCollatorWithPadding, set_seed
 
 from sot.core.head import HeadConfig
 from sot.data.texts import TextData, TextSplit
+from sot.errors import SettingError
 from sot.evaluation.metrics import text_scores
 from sot.files import read_object
 from sot.models.equip import Equipped, equip
@@ -91,7 +92,7 @@ def fine_tune(
     `source` is what else tells the data from others of this name, for `resume` to refuse those.
     """
     if data.train is None or data.dev is None:
-        raise ValueError(f"{name} needs a training and a development set; of tables the latter is given by --dev")
+        raise SettingError("{} needs a training and a development set; of tables the latter is given by {dev}", name)
     show_bars_on_terminals_only()
     batches = split_batch(recipe, accumulation)
     set_seed(recipe.seed)

@@ -1,0 +1,36 @@
+"""`sot demo`: the idea in minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from sot.cli.options import SetOption, console, errors
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the picture.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(help="How many seeds for each head.", min=1)] = 3,
+    settings: SetOption = None,
+) -> None:
+    """Train class token, word tokens and both on real pictures, and compare: minutes on a laptop."""
+    from transformers.utils import logging
+
+    from sot.training.demo import run_demo, summary
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    accuracies = run_demo(out, range(seeds), lambda text: errors.print(text, highlight=False), settings or [])
+    table = Table("head", title=f"digits, accuracy in % over {seeds} seeds")
+    table.add_column("mean", justify="right")
+    table.add_column("spread", justify="right")
+    for row in summary(accuracies):
+        table.add_row(*row)
+    console.print(table)
+    console.print(
+        f"Curves: {out / 'demo.png'}. Next: sot train --model deit_tiny_patch16_224 --data FOLDER --out RUN",
+        soft_wrap=True,
+    )

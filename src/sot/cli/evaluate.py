@@ -1,0 +1,139 @@
+"""`sot evaluate`: how good a trained model is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sot.cli.options import (
+    BatchOption,
+    JsonOption,
+    LabelOption,
+    PairOption,
+    TaskOption,
+    TextOption,
+    console,
+    is_first_process,
+    plain,
+    print_scores,
+    progress,
+    refuse,
+    text_data,
+)
+from sot.files import write_atomically
+
+if TYPE_CHECKING:
+    from sot.evaluation.evaluate import Evaluation
+
+SEVERITIES = "1,3,5"
+
+
+def _progress(items: Iterable[Any]) -> Iterable[Any]:
+    return progress(items, "Evaluating")
+
+
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
+    task: TaskOption = None,
+    text: TextOption = "sentence",
+    pair: PairOption = None,
+    label: LabelOption = "label",
+    all_classes: Annotated[
+        bool, typer.Option(help="Let the model choose among classes the data does not have.")
+    ] = False,
+    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
+    samples: Annotated[int, typer.Option(help="Score only so many pictures, drawn once; 0 is all.", min=0)] = 0,
+    corruptions: Annotated[
+        str | None, typer.Option(help="Corrupt pictures: common, all, noise, blur, weather, digital, or names.")
+    ] = None,
+    severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = SEVERITIES,
+    batch_size: BatchOption = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
+    from sot.evaluation.evaluate import draw_confusion, evaluate_text, open_images
+    from sot.models.folder import class_names, folder_modality
+
+    reads_texts = folder_modality(folder) == "text"
+    texts_only = {"--task": task is not None, "--text": text != "sentence", "--pair": pair is not None}
+    texts_only["--label"] = label != "label"
+    pictures_only = {"--samples": samples > 0, "--all-classes": all_classes, "--corruptions": corruptions is not None}
+    if reads_texts:
+        refuse(f"{folder} is a model for texts", pictures_only)
+    else:
+        refuse(f"{folder} is a model for pictures", texts_only)
+    if corruptions is not None:
+        refuse("--corruptions scores accuracy", {"--confusion": confusion is not None, "--all-classes": all_classes})
+        _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
+        return
+    refuse("there are no --corruptions", {"--severities": severities != SEVERITIES})
+    if reads_texts:
+        texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
+        _check_confusion(confusion, texts.labels is not None)
+        result = evaluate_text(folder, texts, batch_size, _progress)
+    elif data is None:
+        raise ValueError("an image model needs --data to be evaluated on")
+    else:
+        _check_confusion(confusion)
+        result = open_images(folder, data, samples).evaluate(batch_size, _progress, all_classes)
+    _show(result, folder, as_json)
+    if confusion is not None and is_first_process():
+        write_atomically(confusion, draw_confusion(result))
+
+
+def _check_confusion(file: Path | None, classes: bool = True) -> None:
+    if file is None:
+        return
+    if file.suffix.lower() != ".png":
+        raise ValueError(f"--confusion must end in .png, got {file}")
+    if not file.parent.is_dir():
+        raise ValueError(f"--confusion {file} needs the folder {file.parent}, which is not there")
+    if not classes:
+        raise ValueError(f"--confusion {file} is for classes, and the data has numbers to predict")
+
+
+def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
+        return
+    print_scores(result.scores, False, f"{folder} {result.note}")
+    rows = result.by_class()
+    if not rows:  # of a regression
+        return
+    table = Table("class")
+    for column in ("samples", "recall", "precision"):
+        table.add_column(column, justify="right")
+    for name, samples, recall, precision in rows:
+        table.add_row(plain(name), str(samples), f"{recall:.3f}", f"{precision:.3f}")
+    console.print(table)
+
+
+def _evaluate_corrupted(
+    folder: Path, data: str | None, wanted: str, severities: str, batch_size: int, samples: int, as_json: bool
+) -> None:
+    from sot.evaluation.robustness import corruption_names, evaluate_corrupted, mean_accuracy
+
+    if data is None:
+        raise ValueError("--corruptions needs an image model and --data")
+    levels = [part.strip() for part in severities.split(",")]
+    if not all(level.isdigit() for level in levels):
+        raise ValueError(f"--severities are numbers from 1 to 5 such as 1,3,5, got {severities!r}")
+    numbers = [int(level) for level in levels]
+    found = evaluate_corrupted(folder, data, corruption_names(wanted), numbers, batch_size, samples, _progress)
+    if as_json:
+        rows = [vars(each) for each in found]
+        typer.echo(json.dumps({"clean": found[0].accuracy, "corrupted": mean_accuracy(found), "rows": rows[1:]}))
+        return
+    table = Table("corruption", title=plain(f"{folder}: accuracy"))
+    for number in numbers:
+        table.add_column(f"severity {number}", justify="right")
+    for name in dict.fromkeys(each.corruption for each in found[1:]):
+        table.add_row(name, *(f"{each.accuracy:.4f}" for each in found if each.corruption == name))
+    console.print(table)
+    console.print(f"clean {found[0].accuracy:.4f}, corrupted {mean_accuracy(found):.4f} on average")
