@@ -13,7 +13,7 @@ import sot
 from sot import HeadConfig, SecondOrderHead
 from sot.models.complexity import count_parameters, measure, measure_training
 from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
-from sot.models.vision import sinusoid_positions
+from sot.models.vision import PAPER_HEAD, sinusoid_positions
 from sot.paper.figures import PAPER_FIGURES, find_models
 
 CLASS = HeadConfig(fusion="class")
@@ -70,6 +70,7 @@ def test_family_has_the_heads_of_the_paper():
         config = timm.create_model(name).head.config
         assert (config.left_dim, config.right_dim, config.heads, config.dropout) == (side, side, 6, dropout)
         assert (config.pool, config.fusion) == ("mgcrp", "sum")
+        assert (config.norm, config.exponent, config.num_iterations) == ("svpn_fast", 0.5, None)
 
 
 def test_positions_are_a_fixed_sinusoid_and_not_a_parameter():
@@ -152,7 +153,7 @@ def test_without_classes_it_is_a_backbone_unless_a_head_is_given():
     assert torch.equal(bare(x), bare.forward_features(x)[:, 0]) and not list(bare.head.parameters())
     assert tiny(num_classes=0)(x).shape == (2, 34)
     bare.reset_classifier(3)
-    assert bare.head.config == HeadConfig() and bare(x).shape == (2, 3)
+    assert bare.head.config == PAPER_HEAD and bare(x).shape == (2, 3)
 
 
 def test_pooling_by_timms_names():

@@ -16,6 +16,7 @@ __all__ = [
     "SoTConfig",
     "SoTForImageClassification",
     "SoTForSequenceClassification",
+    "accelerate",
     "equip",
     "optimize_for_inference",
 ]

@@ -5,6 +5,7 @@ from sot.core.head import POOLS as POOLS
 from sot.core.head import HeadConfig as HeadConfig
 from sot.core.head import SecondOrderHead as SecondOrderHead
 from sot.core.normalizers import NORMS as NORMS
+from sot.models.accelerate import accelerate as accelerate
 from sot.models.configuration import SoTConfig as SoTConfig
 from sot.models.equip import equip as equip
 from sot.models.inference import optimize_for_inference as optimize_for_inference
