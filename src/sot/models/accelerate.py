@@ -22,7 +22,8 @@ def accelerate(model: Model, on: bool = True) -> Model:
 
     - Layers *inside* of these modules are no longer called one by one. Hooks that you put on them later do not fire,
       and adapters or other layers that you put in their place later are not seen. So call this last.
-    - A module is left as it is if a layer inside has a hook or a parametrization, or is neither torch's nor ours.
+    - A module stays as it is if a layer inside has a hook, a parametrization or quantized weights, or is neither
+      torch's nor ours.
     - On a CPU, batches pass an embedding in pieces, and dense blocks train with a backward pass of their own,
       which has no second derivative.
 
@@ -39,13 +40,15 @@ def accelerate(model: Model, on: bool = True) -> Model:
 
 
 def has_plain_layers(module: nn.Module) -> bool:
-    """Whether all layers inside are torch's or ours, without hooks and parametrizations."""
-    return all(_is_plain(layer) for layer in islice(module.modules(), 1, None))
+    """Whether all layers inside are torch's or ours, without hooks, parametrizations and weights of other types."""
+    return all(_is_untouched(layer) for layer in islice(module.modules(), 1, None))
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def _is_untouched(layer: nn.Module) -> bool:
     hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return type(layer).__module__.startswith(OWN) and not any(hooks)  # a parametrization makes a class of its own
+    if any(hooks) or not type(layer).__module__.startswith(OWN):  # a parametrization makes a class of its own
+        return False
+    return all(type(weight) is nn.Parameter for weight in layer.parameters(recurse=False))  # not quantized or sharded
 
 
 def computes_by_hand(x: Tensor) -> bool:
