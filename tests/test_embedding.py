@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
+from transformers import TrainingArguments
 
-from sot import accelerate
+from sot import accelerate, equip
 from sot.models.embedding import norm_training, stem
 from sot.models.embedding.dense import DenseBlock, Transition
 from sot.models.embedding.dense_training import DenseBlockFunction
 from sot.models.embedding.token_embed import STAGES, ConvolutionalEmbedding
+from sot.training.engine import SoTTrainer
+from sot.training.recipe import Recipe
 
 
 def randomized(module):
@@ -248,6 +251,17 @@ def test_compiled_and_exported_it_is_one_graph():
     shapes = ({0: torch.export.Dim("batch", max=8)},)
     exported = torch.export.export(module, (x,), dynamic_shapes=shapes).module()
     assert torch.allclose(exported(x[:1]), module(x[:1]), atol=1e-4)
+
+
+def test_training_accelerates_the_model_itself(tmp_path):
+    model = equip(
+        "sot_7", 2, pretrained=False, model_args={"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    )
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    embedding = model.body.patch_embed.proj
+    assert not embedding.accelerated
+    assert SoTTrainer(Recipe(), model=model, args=arguments).model is model
+    assert embedding.accelerated and embedding.stages[0].accelerated
 
 
 def test_only_modules_can_be_accelerated(caplog):

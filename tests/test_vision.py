@@ -57,6 +57,11 @@ def test_parameters_and_multiply_adds_are_the_papers(name, arguments, params, ma
     assert count.all_macs > count.layer_macs
 
 
+def test_accelerated_models_count_alike():
+    published, fast = timm.create_model("sot_7"), sot.accelerate(timm.create_model("sot_7"))
+    assert measure(fast, (3, 112, 112)) == measure(published, (3, 112, 112))
+
+
 @pytest.mark.parametrize("name, extra", [("sot_7", 0.14), ("sot_tiny", 0.22), ("sot_small", 0.42), ("sot_base", 0.98)])
 def test_attention_products_are_counted_apart(name, extra):
     model = timm.create_model(name)
@@ -247,8 +252,9 @@ def test_image_size_may_change_later_or_with_every_image():
     assert dynamic(torch.randn(2, 3, 24, 40)).shape == (2, 5)
 
 
-def test_compiles_and_exports_whole():
-    model, x = tiny(), image()
+@pytest.mark.parametrize("on", [False, True])
+def test_compiles_and_exports_whole(on):
+    model, x = sot.accelerate(tiny(), on), image()
     expected = model(x)
     torch._dynamo.reset()
     assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), expected, atol=1e-5)
