@@ -27,7 +27,7 @@ def accelerate(model: Model, on: bool = True) -> Model:
     - On a CPU, batches pass an embedding in pieces, and dense blocks train with a backward pass of their own,
       which has no second derivative.
 
-    Compilers and exporters get the layers one by one all the same.
+    Compilers and exporters still see every layer of an embedding called.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate takes a torch module, got {type(model).__name__}")
