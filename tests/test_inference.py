@@ -8,7 +8,7 @@ import timm
 import torch
 from torch import nn
 
-from sot import HeadConfig, equip, optimize_for_inference
+from sot import HeadConfig, accelerate, equip, optimize_for_inference
 from sot.bench.cases import run_case
 from sot.bench.model_cost import PublishedModel, model_cases
 from sot.models.embedding.dense import DenseBlock, DenseLayer
@@ -152,6 +152,16 @@ def test_folding_twice_changes_nothing_more():
     assert torch.equal(logits(optimize_for_inference(once), x), logits(once, x))
 
 
+@pytest.mark.parametrize("embed", ["densenet", "resnet"])
+def test_accelerated_models_fold_alike(embed):
+    model, x = with_statistics(family(embed=embed)), torch.randn(3, 3, 32, 32)
+    expected = logits(optimize_for_inference(model), x)
+    folded = optimize_for_inference(accelerate(model))
+    assert folded.patch_embed.proj.accelerated and norms(folded) == 0
+    assert torch.allclose(logits(folded, x), expected, atol=1e-5)
+    assert torch.allclose(logits(accelerate(folded, False), x), expected, atol=1e-5)
+
+
 def test_only_modules_can_be_optimized():
     with pytest.raises(TypeError, match="takes a torch module, got str"):
         optimize_for_inference("sot_tiny")
@@ -177,6 +187,6 @@ def test_published_formulation_agrees_in_eval_and_training():
 def test_cases_of_the_benchmark_run():
     for case in model_cases(batch=1, train_batch=2):
         rows = run_case(case, rounds=1)
-        assert [row.name for row in rows] == list(case.functions) and rows[1].goal is not None
+        assert [row.name for row in rows] == list(case.functions)
     with pytest.raises(ValueError, match="unknown model 'sot_7'; accepted: sot_tiny, sot_small, sot_base"):
         model_cases("sot_7")

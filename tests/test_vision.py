@@ -13,7 +13,7 @@ import sot
 from sot import HeadConfig, SecondOrderHead
 from sot.models.complexity import count_parameters, measure_complexity, measure_training
 from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
-from sot.models.vision import sinusoid_positions
+from sot.models.vision import PAPER_HEAD, sinusoid_positions
 from sot.paper.figures import PAPER_FIGURES, find_models
 
 CLASS = HeadConfig(fusion="class")
@@ -57,6 +57,11 @@ def test_parameters_and_multiply_adds_are_the_papers(name, arguments, params, ma
     assert count.all_macs > count.layer_macs
 
 
+def test_accelerated_models_count_alike():
+    published, fast = timm.create_model("sot_7"), sot.accelerate(timm.create_model("sot_7"))
+    assert measure_complexity(fast, (3, 112, 112)) == measure_complexity(published, (3, 112, 112))
+
+
 @pytest.mark.parametrize("name, extra", [("sot_7", 0.14), ("sot_tiny", 0.22), ("sot_small", 0.42), ("sot_base", 0.98)])
 def test_attention_products_are_counted_apart(name, extra):
     model = timm.create_model(name)
@@ -70,6 +75,7 @@ def test_family_has_the_heads_of_the_paper():
         config = timm.create_model(name).head.config
         assert (config.left_dim, config.right_dim, config.heads, config.dropout) == (side, side, 6, dropout)
         assert (config.pool, config.fusion) == ("mgcrp", "sum")
+        assert (config.norm, config.exponent, config.num_iterations) == ("svpn_fast", 0.5, None)
 
 
 def test_positions_are_a_fixed_sinusoid_and_not_a_parameter():
@@ -152,7 +158,7 @@ def test_without_classes_it_is_a_backbone_unless_a_head_is_given():
     assert torch.equal(bare(x), bare.forward_features(x)[:, 0]) and not list(bare.head.parameters())
     assert tiny(num_classes=0)(x).shape == (2, 34)
     bare.reset_classifier(3)
-    assert bare.head.config == HeadConfig() and bare(x).shape == (2, 3)
+    assert bare.head.config == PAPER_HEAD and bare(x).shape == (2, 3)
 
 
 def test_pooling_by_timms_names():
@@ -246,8 +252,9 @@ def test_image_size_may_change_later_or_with_every_image():
     assert dynamic(torch.randn(2, 3, 24, 40)).shape == (2, 5)
 
 
-def test_compiles_and_exports_whole():
-    model, x = tiny(), image()
+@pytest.mark.parametrize("on", [False, True])
+def test_compiles_and_exports_whole(on):
+    model, x = sot.accelerate(tiny(), on), image()
     expected = model(x)
     torch._dynamo.reset()
     assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), expected, atol=1e-5)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sot.core.head import HeadConfig as HeadConfig
     from sot.core.head import SecondOrderHead as SecondOrderHead
     from sot.core.normalizers import NORMS as NORMS
+    from sot.models.accelerate import accelerate as accelerate
     from sot.models.configuration import SoTConfig as SoTConfig
     from sot.models.equip import equip as equip
     from sot.models.inference import optimize_for_inference as optimize_for_inference
@@ -33,6 +34,7 @@ _HOMES = {  # of the public names, each loaded when it is first asked for
     "SoTConfig": "sot.models.configuration",
     "SoTForImageClassification": "sot.models.modeling",
     "SoTForSequenceClassification": "sot.models.modeling",
+    "accelerate": "sot.models.accelerate",
     "equip": "sot.models.equip",
     "optimize_for_inference": "sot.models.inference",
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,8 +18,11 @@ LIBRARIES = ("timm", "transformers")
 
 def register_models() -> None:
     """Import `sot.models`, which registers; where a library is missing there is nothing to register with."""
-    with suppress(ModuleNotFoundError):
+    try:
         import_module("sot.models")
+    except ModuleNotFoundError as error:
+        if error.name not in LIBRARIES:
+            raise
 
 
 class ImportWatcher(MetaPathFinder):

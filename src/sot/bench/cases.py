@@ -31,7 +31,7 @@ SIZES = (Size("Tiny", 240, 14, 48), Size("Small", 384, 24, 83), Size("Base", 528
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One measurement: what it costs, in process time or bytes, and its ratio to the reference of its case."""
 
     case: str
@@ -40,13 +40,12 @@ class Row:
     unit: str
     ratio: Spread | None = None
     wall_ratio: Spread | None = None
-    goal: float | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Functions that do the same work; `goals` has the ratio to the reference that each should not exceed.
+    """Functions that do the same work, one of them the reference.
 
     `floor` names a function that does less, the part that cannot be avoided; `notes` has what else was found out.
     """
@@ -54,31 +53,30 @@ class Case:
     title: str
     functions: Mapping[str, Callable[[], Any]]
     reference: str
-    goals: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
     floor: str | None = None
 
 
-def run_case(case: Case, rounds: int, progress: Progress = iter) -> list[Row]:
-    """Time the functions of a case in turns: one row each."""
+def run_case(case: Case, rounds: int, progress: Progress = iter) -> list[Measurement]:
+    """Time the functions of a case in turns: one measurement each."""
     result = race(case.functions, rounds, progress=progress)
     notes = dict(case.notes)
     if case.floor is not None:
         rest = (name for name in case.functions if name != case.floor)
         notes |= {name: f"{result.cpu_ratio(name, case.floor)} × floor" for name in rest}
-    return rows_of(result, case.title, case.reference, case.goals, notes)
+    return measurements_of(result, case.title, case.reference, notes)
 
 
-def rows_of(
-    result: Race, title: str, reference: str, goals: Mapping[str, float], notes: Mapping[str, str] | None = None
-) -> list[Row]:
-    """What was timed in turns, one row a function."""
-    rows = []
+def measurements_of(
+    result: Race, title: str, reference: str, notes: Mapping[str, str] | None = None
+) -> list[Measurement]:
+    """What was timed in turns, one measurement a function."""
+    measurements = []
     for name, times in result.cpu.items():
         ratio, wall_ratio = result.cpu_ratio(name, reference), result.wall_ratio(name, reference)
         cost, note = 1000 * Spread.of(times).median, (notes or {}).get(name, "")
-        rows.append(Row(title, name, cost, "ms", ratio, wall_ratio, goals.get(name), note))
-    return rows
+        measurements.append(Measurement(title, name, cost, "ms", ratio, wall_ratio, note))
+    return measurements
 
 
 def forward_and_backward(

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from sot.bench.cases import Row
+from sot.bench.cases import Measurement
 from sot.files import as_png
 
-COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "goal", "note")
+COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "note")
 
 
 def processor() -> str:
@@ -25,13 +25,13 @@ def processor() -> str:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """What was measured, and on what; no rounds where nothing is timed."""
 
     title: str
     threads: int
     rounds: int
-    rows: list[Row]
+    rows: list[Measurement]
 
     @property
     def caption(self) -> str:
@@ -46,19 +46,51 @@ class Report:
         setting = {"processor": processor(), "threads": self.threads, "torch": torch.__version__, "rounds": self.rounds}
         return {"benchmark": self.title, **setting, "rows": [asdict(row) for row in self.rows]}
 
+    def table(self) -> Table:
+        """For a terminal."""
+        columns, lines = _shown(self.rows)
+        table = Table(*columns, title=self.title, caption=self.caption)
+        for line in lines:
+            table.add_row(*line)
+        return table
 
-def cells(row: Row) -> list[str]:
+    def markdown(self) -> str:
+        """For a page."""
+        columns, lines = _shown(self.rows)
+        rows = [columns, ["---"] * len(columns), *lines]
+        return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", self.caption])
+
+    def picture(self) -> bytes:
+        """Bars of the ratios, one for each row that has one, with quartiles, as PNG."""
+        from matplotlib.figure import Figure
+
+        ratios = [(row, row.ratio) for row in self.rows if row.ratio is not None]
+        if not ratios:
+            raise ValueError(f"nothing to draw: {self.title} has no ratios")
+        figure = Figure(figsize=(9, 1 + 0.28 * len(ratios)), layout="constrained")
+        axes = figure.subplots()
+        for position, (row, ratio) in enumerate(ratios):
+            below, above = ratio.median - ratio.low, ratio.high - ratio.median
+            color = "C0" if row.name.startswith("ours") else "C7"
+            axes.barh(position, ratio.median, xerr=[[below], [above]], color=color, ecolor="0.3")
+        axes.set_yticks(range(len(ratios)), [f"{row.case}: {row.name}" for row, _ in ratios], fontsize=7)
+        axes.invert_yaxis()
+        axes.axvline(1, color="0.6", linewidth=0.8)
+        axes.set(xlabel="ratio to the reference", title=self.title)
+        return as_png(figure)
+
+
+def cells(row: Measurement) -> list[str]:
     """A row as texts, one for each column."""
     cost = f"{row.cost:.2f} {row.unit}"
     # a single measurement has no spread worth printing
     exact = row.wall_ratio is None
     ratio = "" if row.ratio is None else f"{row.ratio.median:.2f}" if exact else str(row.ratio)
     wall = "" if row.wall_ratio is None else str(row.wall_ratio)
-    goal = "" if row.goal is None else f"≤ {row.goal:.2f}"
-    return [row.case, row.name, cost, ratio, wall, goal, row.note]
+    return [row.case, row.name, cost, ratio, wall, row.note]
 
 
-def _shown(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+def _shown(rows: list[Measurement]) -> tuple[list[str], list[list[str]]]:
     """Columns that hold anything, and their cells; the name of a case stands at its first row only."""
     table = [cells(row) for row in rows]
     for number in range(len(table) - 1, 0, -1):
@@ -66,42 +98,3 @@ def _shown(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
             table[number][0] = ""
     used = [column for column in range(len(COLUMNS)) if any(line[column] for line in table)]
     return [COLUMNS[column] for column in used], [[line[column] for column in used] for line in table]
-
-
-def as_table(report: Report) -> Table:
-    """For a terminal."""
-    columns, lines = _shown(report.rows)
-    table = Table(*columns, title=report.title, caption=report.caption)
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def as_markdown(report: Report) -> str:
-    """For a page."""
-    columns, lines = _shown(report.rows)
-    rows = [columns, ["---"] * len(columns), *lines]
-    return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", report.caption])
-
-
-def as_picture(report: Report) -> bytes:
-    """Bars of the ratios, one for each row that has one, with quartiles and goals, as PNG."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in report.rows if row.ratio is not None]
-    if not rows:
-        raise ValueError(f"nothing to draw: {report.title} has no ratios")
-    figure = Figure(figsize=(9, 1 + 0.28 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for position, row in enumerate(rows):
-        assert row.ratio is not None
-        below, above = row.ratio.median - row.ratio.low, row.ratio.high - row.ratio.median
-        color = "C0" if row.name.startswith("ours") else "C7"
-        axes.barh(position, row.ratio.median, xerr=[[below], [above]], color=color, ecolor="0.3")
-        if row.goal is not None:
-            axes.plot([row.goal, row.goal], [position - 0.4, position + 0.4], color="C3")
-    axes.set_yticks(range(len(rows)), [f"{row.case}: {row.name}" for row in rows], fontsize=7)
-    axes.invert_yaxis()
-    axes.axvline(1, color="0.6", linewidth=0.8)
-    axes.set(xlabel="ratio to the reference; red: goal", title=report.title)
-    return as_png(figure)

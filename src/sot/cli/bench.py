@@ -14,7 +14,7 @@ from sot.cli.options import JsonOption, RecipeOption, SetOption, console, progre
 from sot.files import write_atomically
 
 if TYPE_CHECKING:
-    from sot.bench.cases import Case, Row, Size
+    from sot.bench.cases import Case, Measurement, Size
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside the published formulae.")
 
@@ -41,7 +41,7 @@ def choose_sizes(names: list[str] | None, batch: int, tokens: int) -> tuple[Size
     return tuple(replace(size, batch=batch, tokens=tokens) for size in chosen)
 
 
-def run_cases(cases: list[Case], rounds: int) -> list[Row]:
+def run_cases(cases: list[Case], rounds: int) -> list[Measurement]:
     """Time one case after the other, with a bar on a terminal."""
     from sot.bench.cases import run_case
 
@@ -55,7 +55,7 @@ def progress_bar(title: str) -> Callable[[Iterable[int]], Iterable[int]]:
 
 def show(
     title: str,
-    measure: Callable[[], list[Row]],
+    measure: Callable[[], list[Measurement]],
     threads: int,
     rounds: int,
     as_json: bool,
@@ -63,22 +63,22 @@ def show(
     picture: Path | None,
 ) -> None:
     """Measure with pinned threads, then print or draw: what every command of this file ends with."""
-    from sot.bench.report import Report, as_markdown, as_picture, as_table
+    from sot.bench.report import BenchReport
     from sot.bench.timing import thread_count
 
     refuse_both("--json", "--markdown", as_json and markdown)
     if picture is not None and picture.suffix != ".png":
         raise ValueError(f"the picture must end in .png, got {picture}")
     with thread_count(threads):
-        report = Report(title, threads, rounds, measure())
+        report = BenchReport(title, threads, rounds, measure())
     if picture is not None:
-        write_atomically(picture, as_picture(report))
+        write_atomically(picture, report.picture())
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
     elif markdown:
-        typer.echo(as_markdown(report))
+        typer.echo(report.markdown())
     else:
-        console.print(as_table(report))
+        console.print(report.table())
 
 
 @app.command()
@@ -98,7 +98,7 @@ def head(
 
     sizes = choose_sizes(size, batch, tokens)
 
-    def measure() -> list[Row]:
+    def measure() -> list[Measurement]:
         return growth_rows(rounds, sizes[0], progress_bar("growth")) if growth else run_cases(head_cases(sizes), rounds)
 
     show("sot bench head", measure, threads, rounds, as_json, markdown, picture)
@@ -167,7 +167,7 @@ def train(
 
     chosen = load_recipe(recipe).changed(settings or [])
 
-    def measure() -> list[Row]:
+    def measure() -> list[Measurement]:
         return train_rows(model, data, chosen, steps, rounds, progress_bar("sot train"))
 
     show("sot bench train", measure, threads, rounds, as_json, markdown, picture)
@@ -193,7 +193,7 @@ def model(
     from sot.bench.model_cost import model_cases
     from sot.bench.runtimes import runtime_cases
 
-    def measure() -> list[Row]:
+    def measure() -> list[Measurement]:
         return run_cases(runtime_cases(name) if runtimes else model_cases(name, batch, train_batch), rounds)
 
     show("sot bench model", measure, threads, rounds, as_json, markdown, picture)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from sot.models.accelerate import accelerate
+
 IMAGENET_PICTURES = 1_281_167  # to train on
 WEIGHTED_LAYERS = ("aten.convolution", "aten.mm", "aten.addmm")  # convolutions and linear layers
 
@@ -40,8 +42,11 @@ class Logits(nn.Module):
 
 
 def measure_complexity(model: nn.Module, input_size: tuple[int, int, int]) -> Complexity:
-    """Count one image of `input_size` on the meta device, where nothing is computed. The model is moved there."""
-    model = model.to("meta").eval().requires_grad_(False)
+    """Count one image of `input_size` on the meta device, where nothing is computed.
+
+    The model is moved there and no longer accelerated: the counts are those of its layers one by one, as published.
+    """
+    model = accelerate(model, False).to("meta").eval().requires_grad_(False)
     with FlopCounterMode(display=False) as counter:
         model(torch.empty(1, *input_size, device="meta"))
     flops = {str(op): count for op, count in counter.get_flop_counts()["Global"].items()}
@@ -81,13 +86,12 @@ def saved_bytes(function: Callable[[], Tensor], known: Iterable[Tensor] = ()) ->
 
 
 def measure_training(model: nn.Module, input_size: tuple[int, int, int]) -> TrainingCost:
-    """Count on the meta device, where nothing is computed, what an accelerator would do. The model is moved there.
+    """Count on the meta device, where nothing is computed, what `sot train` does on an accelerator.
 
-    What is saved for two images less what is saved for one leaves the weights out.
+    The model is moved there and accelerated. What is saved for two images less what is saved for one leaves the
+    weights out.
     """
-    model = model.to("meta").train().requires_grad_(True)
-    for module in model.modules():
-        module.register_forward_hook(lambda *_: None)  # watched, the family trains on a CPU as it does elsewhere
+    model = accelerate(model).to("meta").train().requires_grad_(True)
 
     def run(batch: int) -> Tensor:
         return model(torch.empty(batch, *input_size, device="meta"))

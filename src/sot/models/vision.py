@@ -22,11 +22,12 @@ __all__ = ["SecondOrderTransformer", "sinusoid_positions"]
 
 register_notrace_module(SecondOrderHead)
 
+PAPER_HEAD = HeadConfig(norm="svpn_fast", exponent=0.5)
 PAPER_HEADS = {
-    "sot_7": HeadConfig(),
-    "sot_tiny": HeadConfig(),
-    "sot_small": HeadConfig(left_dim=24, right_dim=24, dropout=0.5),
-    "sot_base": HeadConfig(left_dim=38, right_dim=38, dropout=0.7),
+    "sot_7": PAPER_HEAD,
+    "sot_tiny": PAPER_HEAD,
+    "sot_small": replace(PAPER_HEAD, left_dim=24, right_dim=24, dropout=0.5),
+    "sot_base": replace(PAPER_HEAD, left_dim=38, right_dim=38, dropout=0.7),
 }
 FIXED = ("class_token", "reg_tokens", "pos_embed", "qkv_bias", "norm_layer", "embed_layer")  # of the paper
 NO_HEAD = HeadConfig(fusion="class")  # without classes: the class token itself, no parameters
@@ -91,7 +92,7 @@ class SecondOrderTransformer(VisionTransformer):
         self.register_buffer("pos_embed", None, persistent=False)
         self.init_non_persistent_buffers()
         given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.from_dict(head)
-        self.head_config = given or default_head or HeadConfig()
+        self.head_config = given or default_head or PAPER_HEAD
         if drop_rate is not None:
             self.head_config = replace(self.head_config, dropout=drop_rate)
         if num_classes == 0 and given is None and global_pool is None:

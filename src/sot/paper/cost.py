@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DataCollatorWithPadding
 
+from sot.models.accelerate import accelerate
 from sot.models.complexity import Logits, measure_training
 from sot.paper.work import Unit, Where, read_task
 from sot.training.image_model import build_model, data_config
@@ -60,7 +61,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
 
 def _time_step(model: nn.Module, inputs: dict[str, Any]) -> float:
     """Seconds of the fastest of three steps: the first allocates, others may be disturbed."""
-    model.train()
+    accelerate(model).train()
     times = []
     for _ in range(3):
         start = time.perf_counter()

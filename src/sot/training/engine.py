@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
 
+from sot.models.accelerate import accelerate
 from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
 from sot.training.recipe import Recipe
 
@@ -161,13 +162,13 @@ class EvaluateEvery(TrainerCallback):
 
 
 class SoTTrainer(Trainer):
-    """Trainer for one recipe."""
+    """Trainer for one recipe; it accelerates the model before anything wraps it."""
 
     optimizer: Any
     lr_scheduler: Any
 
-    def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, recipe: Recipe, model: Any, **kwargs: Any) -> None:
+        super().__init__(model=accelerate(model), **kwargs)
         self.remove_callback(PrinterCallback)  # standard output is for results
         self.recipe = recipe
         self.average: Average | None = None

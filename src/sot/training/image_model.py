@@ -57,12 +57,12 @@ def _build_from_transformers(
     if recipe.img_size not in (None, *({height} & {width})):
         sizes = f"null, as {name} reads pictures of {height}×{width} pixels"
         raise ValueError(f"img_size must be {sizes}, got {recipe.img_size}")
-    _check_pictures(built, name)
+    _check_reading(built, name)
     return built
 
 
 @torch.no_grad()  # not inference_mode: what a backbone keeps of this pass is used in training
-def _check_pictures(built: SoTForImageClassification, name: str) -> None:
+def _check_reading(built: SoTForImageClassification, name: str) -> None:
     """Refuse an image processor that training cannot follow, or whose pictures the backbone cannot read."""
     orange = Image.new("RGB", (64, 64), (255, 128, 0))
     wanted, seen = processor_transform(built.processor)(orange), train_transform(Recipe(), data_config(built))(orange)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 
-class Bottleneck(nn.Module):
+class ResidualBottleneck(nn.Module):
     """1×1, 3×3 and 1×1 convolution; the shortcut is projected unless shape and stride leave it as it is."""
 
     def __init__(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from sot.models.embedding.by_hand import can_train_by_hand, is_watched
-from sot.models.embedding.dense_training import DenseBlockFunction, PooledNormFunction
+from sot.models.accelerate import computes_by_hand
+from sot.models.embedding.dense_training import DenseBlockFunction
+from sot.models.embedding.norm_training import PooledNormFunction, trains_as_usual
 
 
 class DenseLayer(nn.Module):
@@ -28,6 +31,8 @@ class DenseLayer(nn.Module):
 class DenseBlock(nn.Sequential):
     """Six dense layers: channels grow by 16 each."""
 
+    accelerated = False
+
     def __init__(self, channels: int, num_layers: int = 6, growth: int = 16) -> None:
         super().__init__()
         for index in range(num_layers):
@@ -35,28 +40,26 @@ class DenseBlock(nn.Sequential):
         self.out_channels = channels + num_layers * growth
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._can_train_by_hand(x):
+        if self.accelerated and computes_by_hand(x) and all(trains_as_usual(norm, x) for norm, _ in self._halves()):
             return self._train_by_hand(x)
         for layer in self:
             x = layer(x)
         return x
 
-    def _can_train_by_hand(self, x: Tensor) -> bool:
-        return not is_watched(self) and can_train_by_hand(x, [part for layer in self for part in layer.children()])
+    def _halves(self) -> list[tuple[Any, Any]]:
+        """Norm and convolution, twice of each layer."""
+        return [half for layer in self for half in ((layer.norm1, layer.conv1), (layer.norm2, layer.conv2))]
 
     def _train_by_hand(self, x: Tensor) -> Tensor:
-        norms: list[nn.BatchNorm2d] = []
-        parameters: list[Tensor | None] = []
-        for layer in self:
-            assert isinstance(layer, DenseLayer)
-            for norm, conv in ((layer.norm1, layer.conv1), (layer.norm2, layer.conv2)):
-                norms.append(norm)
-                parameters += [norm.weight, norm.bias, conv.weight]
-        return DenseBlockFunction.apply(x, norms, *parameters)
+        halves = self._halves()
+        parameters = [weight for norm, conv in halves for weight in (norm.weight, norm.bias, conv.weight)]
+        return DenseBlockFunction.apply(x, [norm for norm, _ in halves], *parameters)
 
 
 class Transition(nn.Sequential):
     """BN, 1×1 convolution, and 2×2 average pooling where the stage halves its input."""
+
+    accelerated = False
 
     def __init__(self, channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -66,16 +69,15 @@ class Transition(nn.Sequential):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        # Pooling is linear: before the convolution it leaves a quarter of the work.
-        if self.norm.training:
+        if self.accelerated:  # pooling is linear: before the convolution it leaves a quarter of the work
             return self.conv(self._pooled_norm(x))
-        if x.is_meta:  # nothing is computed, only counted: multiply-adds as published
-            return self.pool(self.conv(self.norm(x)))
-        return self.conv(self.norm(self.pool(x)))  # without batch statistics the norm may wait, too
+        return self.pool(self.conv(self.norm(x)))
 
     def _pooled_norm(self, x: Tensor) -> Tensor:
+        if not self.norm.training:
+            return self.norm(self.pool(x))  # without batch statistics the norm may wait, too
         even = self.stride > 1 and x.shape[2] % self.stride == 0 and x.shape[3] % self.stride == 0
-        if even and can_train_by_hand(x, (self.norm, self.pool)):
+        if even and computes_by_hand(x) and trains_as_usual(self.norm, x):
             return PooledNormFunction.apply(x, self.norm, self.stride, self.norm.weight, self.norm.bias)
         return self.pool(self.norm(x))
 

@@ -15,218 +15,188 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-CELLS_IN_CACHE = 1024  # of a thread, times up to 208 channels
-MAP_IN_CACHE = 112 * 112  # of a thread, times 32 channels
+from sot.models.embedding.norm_training import (
+    Affine,
+    channels_first,
+    channels_last,
+    image_by_image,
+    in_pieces,
+    mean_and_variance,
+    norm_of_batch,
+)
 
 
 class Weights(NamedTuple):
-    """Of one dense layer, in the order of its modules."""
+    """Of BN-ReLU-convolution, which is half of a dense layer; or their gradients."""
 
-    scale1: Tensor
-    shift1: Tensor
-    conv1: Tensor
-    scale2: Tensor
-    shift2: Tensor
-    conv2: Tensor
+    scale: Tensor
+    shift: Tensor
+    conv: Tensor
 
 
-class Affine(NamedTuple):
-    """Channel by channel, `rate · x + offset`: a batch norm once its statistics are known."""
+class Half(NamedTuple):
+    """Half of a dense layer: its weights, and what its norm does to this batch before scale and shift."""
 
-    rate: Tensor
-    offset: Tensor
+    weights: Weights
+    normalization: Affine
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.offset, x, self.rate)
+    @property
+    def activation(self) -> Affine:
+        """All that the norm does."""
+        return self.normalization.then(self.weights.scale, self.weights.shift)
 
-    def then(self, rate: Tensor, offset: Tensor) -> Affine:
-        """Both in one."""
-        return Affine(rate * self.rate, rate * self.offset + offset)
-
-
-def of_layers(parameters: Sequence[Tensor]) -> list[Weights]:
-    """Parameters in the order of the layers, one layer after another."""
-    size = len(Weights._fields)
-    return [Weights(*parameters[start : start + size]) for start in range(0, len(parameters), size)]
+    @property
+    def rate(self) -> Tensor:
+        """What the gradient is multiplied with, statistics aside."""
+        return self.weights.scale * self.normalization.rate
 
 
-def in_pieces(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Maps `(batch, H, W, channels)` as rows of cells, a cacheful at a time."""
-    at_once = CELLS_IN_CACHE * torch.get_num_threads()
-    return zip(*(torch.split(each.flatten(0, 2), at_once) for each in maps))
+class SavedLayer(NamedTuple):
+    """What backward needs of a dense layer: all maps so far → 1×1 convolution → hidden map → 3×3 → new maps."""
+
+    first: Half
+    second: Half
+    hidden: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        """One after another, as autograd keeps them."""
+        halves = [[*half.weights, *half.normalization] for half in (self.first, self.second)]
+        return [*halves[0], *halves[1], self.hidden]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> SavedLayer:
+        """The inverse of `tensors`."""
+        *halves, hidden = tensors
+        first, second = (Half(Weights(*half[:3]), Affine(*half[3:])) for half in in_groups(halves, 2))
+        return cls(first, second, hidden)
 
 
-def image_by_image(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Maps `(batch, H, W, channels)`, as many images at a time as stay in cache."""
-    at_once = images_at_once(maps[0])
-    return zip(*(torch.split(each, at_once) for each in maps))
+def in_groups(tensors: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
+    """As many groups of equal size, one after another."""
+    size = len(tensors) // count
+    return (tensors[start : start + size] for start in range(0, len(tensors), size))
 
 
-def images_at_once(maps: Tensor) -> int:
-    """How many images of `(batch, H, W, channels)` stay in cache."""
-    return max(1, MAP_IN_CACHE * torch.get_num_threads() // (maps.shape[1] * maps.shape[2]))
+class MapGradients:
+    """Gradients of all maps of a block, while backward walks through its layers.
 
+    Through its statistics a map gets slope · map + offset from every layer that reads it: added up here and spent once,
+    when its gradient is asked for.
+    """
 
-def channels_first(x: Tensor) -> Tensor:
-    """A view `(batch, channels, H, W)`, as convolutions name the axes."""
-    return x.permute(0, 3, 1, 2)
+    def __init__(self, maps: Tensor, grad: Tensor) -> None:
+        self.maps = maps
+        self.direct = channels_last(grad).clone(memory_format=torch.contiguous_format)
+        self.slope, self.offset = maps.new_zeros(2, maps.shape[3]).unbind()
 
+    def of(self, start: int, end: int) -> Tensor:
+        """The gradient of these channels."""
+        statistics = Affine(self.slope[start:end], self.offset[start:end])
+        return statistics(self.maps[..., start:end]).add_(self.direct[..., start:end])
 
-def channels_last(x: Tensor) -> Tensor:
-    """A view `(batch, H, W, channels)`, in the order of memory."""
-    return x.permute(0, 2, 3, 1)
-
-
-def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel, without a correction."""
-    if x.is_meta:  # has no kernel for what is fastest, and nothing to compute
-        return x.new_empty(x.shape[3]), x.new_empty(x.shape[3])
-    return torch.batch_norm_update_stats(channels_first(x), None, None, 0.0)
-
-
-def normalization(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, cells: int) -> Affine:
-    """What the norm does to this batch before its own scale and shift; its running statistics take part in it."""
-    assert norm.num_batches_tracked is not None and norm.running_mean is not None and norm.running_var is not None
-    assert norm.momentum is not None
-    norm.num_batches_tracked += 1
-    norm.running_mean.lerp_(mean, norm.momentum)
-    norm.running_var.lerp_(variance * (cells / (cells - 1)), norm.momentum)
-    rate = torch.rsqrt(variance + norm.eps)
-    return Affine(rate, -mean * rate)
+    def subtract(self, through_statistics: Affine) -> None:
+        """From the first channels, as many as the layer has read."""
+        end = len(through_statistics.rate)
+        self.slope[:end] -= through_statistics.rate
+        self.offset[:end] -= through_statistics.offset
 
 
 class DenseBlockFunction(torch.autograd.Function):
-    """`(batch, channels, H, W)` to all maps of the block, in channels-last layout."""
+    """`(batch, channels, H, W)` to all maps of the block, in channels-last layout.
+
+    `norms` are two of each layer; `parameters` are scale, shift and convolution of each norm.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, norms: Sequence[nn.BatchNorm2d], *parameters: Tensor) -> Tensor:
-        layers = of_layers(parameters)
+        weights = [Weights(*group) for group in in_groups(parameters, len(norms))]
         new = channels_last(x)
         cells, end = new[..., 0].numel(), 0
-        maps = new.new_empty((*new.shape[:3], x.shape[1] + sum(len(layer.conv2) for layer in layers)))
+        maps = new.new_empty((*new.shape[:3], x.shape[1] + sum(len(each.conv) for each in weights[1::2])))
         mean, variance = maps.new_empty(2, maps.shape[3]).unbind()
-        hidden_maps: list[Tensor] = []
-        normalizations: list[Tensor] = []
-        for layer, norm1, norm2 in zip(layers, norms[::2], norms[1::2]):
+        saved: list[Tensor] = []
+        for norm1, norm2, weights1, weights2 in zip(norms[::2], norms[1::2], weights[::2], weights[1::2]):
             start, end = end, end + new.shape[3]
             maps[..., start:end] = new
             mean[start:end], variance[start:end] = mean_and_variance(new)
-            outer = normalization(norm1, mean[:end], variance[:end], cells)
-            hidden = maps.new_empty((*new.shape[:3], len(layer.conv1)))
-            activation, matrix = outer.then(layer.scale1, layer.shift1), layer.conv1.flatten(1).t()
-            for piece, target in in_pieces(maps[..., :end], hidden):
-                torch.mm(activation(piece).relu_(), matrix, out=target)
-            inner = normalization(norm2, *mean_and_variance(hidden), cells)
-            activation = inner.then(layer.scale2, layer.shift2)
-            activated = (channels_first(activation(images).relu_()) for (images,) in image_by_image(hidden))
-            new = channels_last(torch.cat([F.conv2d(images, layer.conv2, padding=1) for images in activated]))
-            hidden_maps.append(hidden)
-            normalizations += [*outer, *inner]
+            first = Half(weights1, norm_of_batch(norm1, mean[:end], variance[:end], cells))
+            hidden = forward_of_first(first, maps[..., :end])
+            second = Half(weights2, norm_of_batch(norm2, *mean_and_variance(hidden), cells))
+            new = forward_of_second(second, hidden)
+            saved += SavedLayer(first, second, hidden).tensors()
         maps[..., end:] = new
-        ctx.save_for_backward(maps, *hidden_maps, *normalizations, *parameters)
-        ctx.num_layers = len(layers)
+        ctx.save_for_backward(maps, *saved)
+        ctx.num_layers = len(norms) // 2
         return channels_first(maps)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         maps, *saved = ctx.saved_tensors
-        depth = ctx.num_layers
-        hidden_maps, normalizations, layers = saved[:depth], saved[depth : 5 * depth], of_layers(saved[5 * depth :])
-        grads = channels_last(grad).clone(memory_format=torch.contiguous_format)
-        # Through its statistics a map gets slope · map + offset from every layer that reads it: added up here and spent
-        # once, when its gradient is asked for.
-        slope, offset = maps.new_zeros(2, maps.shape[3]).unbind()
-
-        def gradient_of(part: slice) -> Tensor:
-            return Affine(slope[part], offset[part])(maps[..., part]).add_(grads[..., part])
-
+        layers = [SavedLayer.of(group) for group in in_groups(saved, ctx.num_layers)]
+        gradients = MapGradients(maps, grad)
         cells, end = maps[..., 0].numel(), maps.shape[3]
-        grad_hidden = torch.empty_like(hidden_maps[0])
-        results: list[Tensor] = []
-        for index in reversed(range(depth)):
-            layer, hidden = layers[index], hidden_maps[index]
-            outer, inner = Affine(*normalizations[4 * index :][:2]), Affine(*normalizations[4 * index :][2:4])
-            start, end = end, end - len(layer.conv2)
-            second = backward_of_second(layer, hidden, inner, gradient_of(slice(end, start)), grad_hidden)
-            first = backward_of_first(layer, maps[..., :end], outer, grad_hidden, grads[..., :end])
-            grad_scale, grad_shift, _ = first
-            share = layer.scale1 * outer.rate / cells
-            through_statistics = outer.then(share * grad_scale, share * grad_shift)
-            slope[:end] -= through_statistics.rate
-            offset[:end] -= through_statistics.offset
-            results = [*first, *second, *results]
-        return (channels_first(gradient_of(slice(0, end))), None, *results)
+        grad_hidden = torch.empty_like(layers[0].hidden)
+        grad_parameters: list[Tensor] = []
+        for layer in reversed(layers):
+            start = end - len(layer.second.weights.conv)  # of the maps that the layer made
+            second = backward_of_second(layer.second, layer.hidden, gradients.of(start, end), grad_hidden)
+            first = backward_of_first(layer.first, maps[..., :start], grad_hidden, gradients.direct[..., :start])
+            share = layer.first.rate / cells
+            gradients.subtract(layer.first.normalization.then(share * first.scale, share * first.shift))
+            grad_parameters = [*first, *second, *grad_parameters]
+            end = start
+        return (channels_first(gradients.of(0, end)), None, *grad_parameters)
 
 
-def backward_of_second(
-    layer: Weights, hidden: Tensor, inner: Affine, grad_new: Tensor, grad_hidden: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of scale, shift and weight of BN-ReLU-3×3; that of the hidden map is written to `grad_hidden`."""
-    grad_scale, grad_shift, grad_conv = map(torch.zeros_like, layer[3:])
+def forward_of_first(half: Half, maps: Tensor) -> Tensor:
+    """BN-ReLU-1×1 of all maps so far."""
+    hidden = maps.new_empty((*maps.shape[:3], len(half.weights.conv)))
+    activation, matrix = half.activation, half.weights.conv.flatten(1).t()
+    for piece, target in in_pieces(maps, hidden):
+        torch.mm(activation(piece).relu_(), matrix, out=target)
+    return hidden
+
+
+def forward_of_second(half: Half, hidden: Tensor) -> Tensor:
+    """BN-ReLU-3×3 of the hidden map."""
+    activation = half.activation
+    activated = (channels_first(activation(images).relu_()) for (images,) in image_by_image(hidden))
+    return channels_last(torch.cat([F.conv2d(images, half.weights.conv, padding=1) for images in activated]))
+
+
+def backward_of_second(half: Half, hidden: Tensor, grad_new: Tensor, grad_hidden: Tensor) -> Weights:
+    """Gradients of the weights of BN-ReLU-3×3; that of the hidden map is written to `grad_hidden`."""
+    gradients = Weights(*map(torch.zeros_like, half.weights))
     for images, grad_output, target in image_by_image(hidden, grad_new, grad_hidden):
-        normalized = inner(images)
-        activated = torch.addcmul(layer.shift2, normalized, layer.scale2).relu_()
+        normalized = half.normalization(images)
+        activated = torch.addcmul(half.weights.shift, normalized, half.weights.scale).relu_()
         grad_activated, grad_weight, _ = torch.ops.aten.convolution_backward(
-            channels_first(grad_output), channels_first(activated), layer.conv2, None,
+            channels_first(grad_output), channels_first(activated), half.weights.conv, None,
             [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
         )  # fmt: skip
-        grad_conv += grad_weight
+        gradients.conv.add_(grad_weight)
         torch.ops.aten.threshold_backward(channels_last(grad_activated), activated, 0, grad_input=target)
-        grad_shift += target.sum((0, 1, 2))
-        grad_scale += normalized.mul_(target).sum((0, 1, 2))
+        gradients.shift.add_(target.sum((0, 1, 2)))
+        gradients.scale.add_(normalized.mul_(target).sum((0, 1, 2)))
     cells = hidden[..., 0].numel()
-    through_statistics = inner.then(grad_scale / cells, grad_shift / cells)
-    rate = layer.scale2 * inner.rate
+    through_statistics = half.normalization.then(gradients.scale / cells, gradients.shift / cells)
+    rate = half.rate
     for piece, target in in_pieces(hidden, grad_hidden):
         target.sub_(through_statistics(piece)).mul_(rate)
-    return grad_scale, grad_shift, grad_conv
+    return gradients
 
 
-def backward_of_first(
-    layer: Weights, maps: Tensor, outer: Affine, grad_hidden: Tensor, grads: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of scale, shift and weight of BN-ReLU-1×1; that of the maps, but for statistics, goes to `grads`."""
-    grad_scale, grad_shift, grad_conv = map(torch.zeros_like, layer[:3])
-    conv, grad_matrix = layer.conv1.flatten(1), grad_conv.flatten(1)
-    rate = layer.scale1 * outer.rate
+def backward_of_first(half: Half, maps: Tensor, grad_hidden: Tensor, grads: Tensor) -> Weights:
+    """Gradients of the weights of BN-ReLU-1×1; that of the maps, but for statistics, is added to `grads`."""
+    gradients = Weights(*map(torch.zeros_like, half.weights))
+    matrix, grad_matrix, rate = half.weights.conv.flatten(1), gradients.conv.flatten(1), half.rate
     for piece, grad_output, target in in_pieces(maps, grad_hidden, grads):
-        normalized = outer(piece)
-        activated = torch.addcmul(layer.shift1, normalized, layer.scale1).relu_()
+        normalized = half.normalization(piece)
+        activated = torch.addcmul(half.weights.shift, normalized, half.weights.scale).relu_()
         grad_matrix.addmm_(grad_output.t(), activated)
-        grad_activated = torch.ops.aten.threshold_backward(grad_output @ conv, activated, 0)
-        grad_shift += grad_activated.sum(0)
-        grad_scale += normalized.mul_(grad_activated).sum(0)
+        grad_activated = torch.ops.aten.threshold_backward(grad_output @ matrix, activated, 0)
+        gradients.shift.add_(grad_activated.sum(0))
+        gradients.scale.add_(normalized.mul_(grad_activated).sum(0))
         target.addcmul_(grad_activated, rate)
-    return grad_scale, grad_shift, grad_conv
-
-
-class PooledNormFunction(torch.autograd.Function):
-    """Average pooling of a batch norm: statistics of all cells, everything else on the few pooled ones."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: nn.BatchNorm2d, stride: int, scale: Tensor, shift: Tensor) -> Tensor:
-        maps = channels_last(x)
-        mean, variance = mean_and_variance(maps)
-        affine = normalization(norm, mean, variance, maps[..., 0].numel())
-        normalized = affine(channels_last(F.avg_pool2d(x, stride)))
-        ctx.save_for_backward(x, normalized, scale, *affine)
-        ctx.stride = stride
-        return channels_first(torch.addcmul(shift, normalized, scale))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, normalized, scale, *affine = ctx.saved_tensors
-        maps, grad = channels_last(x), channels_last(grad)
-        grad_shift, grad_scale = grad.sum((0, 1, 2)), (grad * normalized).sum((0, 1, 2))
-        rate = scale * affine[0]
-        share = -rate / maps[..., 0].numel()
-        through_statistics = Affine(*affine).then(share * grad_scale, share * grad_shift)
-        grad_x = torch.empty_like(maps)
-        pooled = grad * (rate / ctx.stride**2)
-        for images, grad_output, target in image_by_image(maps, pooled, grad_x):
-            torch.addcmul(through_statistics.offset, images, through_statistics.rate, out=target)
-            windows = torch.unflatten(torch.unflatten(target, 2, (-1, ctx.stride)), 1, (-1, ctx.stride))
-            windows += grad_output[:, :, None, :, None]
-        return channels_first(grad_x), None, None, grad_scale, grad_shift
+    return gradients

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from sot.models.embedding.bottleneck import Bottleneck
+from sot.models.embedding.bottleneck import ResidualBottleneck
 from sot.ops.precision import at_least_float32
 
 
@@ -67,8 +67,8 @@ class ProgressiveSampling(nn.Module):
             nn.BatchNorm2d(64),
             nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
-            Bottleneck(64, 64, stem_width),
-            Bottleneck(stem_width, 64, dim),
+            ResidualBottleneck(64, 64, stem_width),
+            ResidualBottleneck(stem_width, 64, dim),
         )
         self.pos_layer = nn.Linear(2, dim)
         self.ps_layers = nn.ModuleList()

@@ -16,8 +16,8 @@ from timm.layers import PatchEmbed, register_notrace_module, to_2tuple
 from timm.models.pit import ConvEmbedding
 from torch import Tensor, nn
 
-from sot.models.embedding.bottleneck import Bottleneck
-from sot.models.embedding.by_hand import can_train_by_hand, is_watched, on_cpu
+from sot.models.accelerate import computes_by_hand
+from sot.models.embedding.bottleneck import ResidualBottleneck
 from sot.models.embedding.dense import dense_stages
 from sot.models.embedding.progressive_sampling import ProgressiveSampling
 from sot.models.embedding.stem import StemFunction, images_at_once
@@ -76,7 +76,9 @@ def residual_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
     """Three bottlenecks to 256 channels."""
     norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)
     widths = (STEM_WIDTH, 256, 256)
-    return nn.Sequential(*(Bottleneck(width, 64, 256, stride, norm) for width, stride in zip(widths, strides))), 256
+    return nn.Sequential(
+        *(ResidualBottleneck(width, 64, 256, stride, norm) for width, stride in zip(widths, strides))
+    ), 256
 
 
 def inception_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
@@ -116,9 +118,11 @@ def choose_reduction(img_size: int | tuple[int, int]) -> int:
 class ConvolutionalEmbedding(nn.Module):
     """Image `(batch, in_chans, H, W)` to features `(batch, dim, H / reduction, W / reduction)`.
 
-    Maps are kept channels-last whatever the layout of the image. On a CPU, large batches pass in pieces whose maps stay
-    in its cache: all the way where images do not mix, through the stem in training, where batch norms see all of them.
+    Maps are kept channels-last whatever the layout of the image. Accelerated on a CPU, large batches pass in pieces
+    whose maps stay in its cache: all the way in eval mode, through the stem in training, as batch norms see all images.
     """
+
+    accelerated = False
 
     def __init__(self, kind: str, in_chans: int, dim: int, reduction: int) -> None:
         super().__init__()
@@ -129,12 +133,10 @@ class ConvolutionalEmbedding(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         image = image.contiguous(memory_format=torch.channels_last)
-        if any(module.training for module in self.modules()):
-            by_hand = can_train_by_hand(image, list(self.stem))
-            half = StemFunction.apply(image, *(self.stem[0].weight, self.stem[0].bias)) if by_hand else self.stem(image)
-            return self.out(self.stages(half))
-        if is_watched(self.modules()) or not on_cpu(image):
+        if not (self.accelerated and computes_by_hand(image)):
             return self.out(self.stages(self.stem(image)))
+        if any(module.training for module in self.modules()):
+            return self.out(self.stages(StemFunction.apply(image, self.stem[0].weight, self.stem[0].bias)))
         pieces = torch.split(image, images_at_once(image))
         return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 
