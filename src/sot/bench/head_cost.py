@@ -28,7 +28,7 @@ def head_inputs(size: Size) -> list[Tensor]:
 
 def build_heads(size: Size) -> dict[str, nn.Module]:
     """The published head and ours, each with and without the subtraction of a mean."""
-    config = HeadConfig(heads=HEADS, left_dim=size.head_dim, right_dim=size.head_dim)
+    config = HeadConfig.paper(heads=HEADS, left_dim=size.head_dim, right_dim=size.head_dim)
     return {
         PUBLISHED: PublishedHead(size.token_dim, NUM_CLASSES, HEADS, size.head_dim),
         "published, mean kept": PublishedHead(size.token_dim, NUM_CLASSES, HEADS, size.head_dim, center=False),
@@ -83,7 +83,8 @@ def growing_sizes(size: Size) -> dict[str, list[Size]]:
 
 def _representation(size: Size) -> tuple[nn.Module, list[Tensor], Tensor]:
     """Our head without its linear layers, whose cost does not depend on the tokens; its inputs; and a gradient."""
-    head = SecondOrderHead(size.token_dim, 0, HeadConfig(left_dim=size.head_dim, right_dim=size.head_dim, heads=HEADS))
+    config = HeadConfig.paper(left_dim=size.head_dim, right_dim=size.head_dim, heads=HEADS)
+    head = SecondOrderHead(size.token_dim, 0, config)
     return head, head_inputs(size), torch.randn(size.batch, head.num_features)
 
 

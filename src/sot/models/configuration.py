@@ -22,7 +22,7 @@ class SoTConfig(PreTrainedConfig):
 
     Args:
         backbone_config: Configuration of the backbone; of timm models a TimmWrapperConfig.
-        head: Fields of HeadConfig.
+        head: Fields of HeadConfig; a null norm is that of version 0.1.0.
         layout: Fields of Layout: where an image backbone has its tokens.
         embed: Token embedding in place of the backbone's own (image backbones of timm), or None.
         class_position: Which kept token of a text is its class token: "first" or "last".
@@ -48,7 +48,7 @@ class SoTConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
-        self.head = HeadConfig.from_dict(self.head or {}).to_dict()
+        self.head = HeadConfig.from_saved(self.head or {}).to_dict()
         if self.class_position not in POSITIONS:
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
         if self.head["fusion"] == "late" and self.problem != "single_label_classification":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -70,7 +69,8 @@ def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -
     if not least <= representation <= most:
         accepted = f"between {least} and {most} for tokens {dim} wide"
         raise ValueError(f"--representation must be {accepted}, got {representation}")
-    return heads | {name: replace(config, representation_size=representation) for name, config in second_order.items()}
+    size = {"representation_size": representation}
+    return heads | {name: config.changed(size) for name, config in second_order.items()}
 
 
 def check_names(names: Sequence[str]) -> None:
