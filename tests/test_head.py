@@ -213,7 +213,6 @@ def test_moving_between_types_and_resetting_keeps_them():
         (lambda: HeadConfig(norm="svd"), "unknown norm 'svd'"),
         (lambda: HeadConfig(exponent=0), "exponent must be"),
         (lambda: HeadConfig(exponent="abc"), r"exponent must be in \(0, 1\], got 'abc'"),
-        (lambda: HeadConfig(exponent=None), r"exponent must be in \(0, 1\], got None"),
         (lambda: HeadConfig(exponent=True), r"exponent must be in \(0, 1\], got True"),
         (lambda: HeadConfig(dropout="abc"), r"dropout must be in \[0, 1\), got 'abc'"),
         (lambda: HeadConfig(center="maybe"), "center must be true or false, got 'maybe'"),

@@ -152,7 +152,7 @@ def test_without_classes_it_is_a_backbone_unless_a_head_is_given():
     assert torch.equal(bare(x), bare.forward_features(x)[:, 0]) and not list(bare.head.parameters())
     assert tiny(num_classes=0)(x).shape == (2, 34)
     bare.reset_classifier(3)
-    assert bare.head.config == HeadConfig() and bare(x).shape == (2, 3)
+    assert bare.head.config == HeadConfig.paper() and bare(x).shape == (2, 3)
 
 
 def test_pooling_by_timms_names():
