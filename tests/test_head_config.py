@@ -124,12 +124,19 @@ def test_defaults_contradict_nothing(norm):
             {"pool": "gap", "dropout": 0.5},
         ),
         ({"norm": "svpn_fast", "dropout": 0.5}, {"norm": None}, {"dropout": 0.5}),
+        ({"pool": "gcp", "norm": "mpn", "reduced_dim": 8}, {"pool": None}, {}),
     ],
 )
 def test_changes_withdraw_what_contradicts_them(base, changes, merged):
     assert merge_head(base, changes) == merged
     resolved = HeadConfig.from_dict(base)
     assert resolved.changed(changes) == HeadConfig.from_dict(merged)
+
+
+def test_a_pool_of_another_kind_is_named():
+    for build in (HeadConfig.from_dict, lambda head: HeadConfig.paper(**head), HeadConfig().changed):
+        with pytest.raises(ValueError, match=r"unknown pool \['gap'\]"):
+            build({"pool": ["gap"]})
 
 
 def test_changes_of_one_source_may_not_contradict_each_other():

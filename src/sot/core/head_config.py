@@ -123,17 +123,14 @@ class HeadConfig:
 
     @classmethod
     def paper(cls, **settings: Any) -> HeadConfig:
-        """The paper's head: `svpn_fast` with one value, one iteration and exponent 0.5; of `gcp` `isqrt`."""
+        """The paper's head: `svpn_fast`, one value, one iteration, exponent 0.5; `isqrt` for `gcp`."""
         given = {name: value for name, value in settings.items() if value is not None}
-        norm = None if given.get("fusion") == "class" else PAPER_NORMS.get(given.get("pool", "mgcrp"))
+        norm = None if given.get("fusion") == "class" else PAPER_NORMS.get(str(given.get("pool", "mgcrp")))
         return cls.from_dict({"norm": norm, "exponent": PAPER_EXPONENT, **given})
 
     @classmethod
     def from_saved(cls, values: Mapping[str, Any]) -> HeadConfig:
-        """The head of a saved folder, whose dictionary may hold settings without effect.
-
-        A null norm is the paper's: so version 0.1.0 saved it.
-        """
+        """The head of a saved folder: settings without effect are left out, a null norm is the paper's (0.1.0)."""
         own = applicable(check_settings(values))
         return cls.paper(**own) if values.get("norm", "") is None else cls(**own)
 
@@ -160,11 +157,12 @@ def merge_head(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     A change withdraws what contradicts it: sizes and `representation_size` replace each other, another `norm` or `pool`
     starts with settings of its own.
     """
-    pool = changes.get("pool") or base.get("pool", "mgcrp")
+    before = base.get("pool", "mgcrp")
+    pool = (changes["pool"] or "mgcrp") if "pool" in changes else before
     gone = {other for name in changes for other in OVERRIDES.get(name, ())}
     if base.get("representation_size") is not None:
         gone |= set(SIZES)  # it chose them
-    if pool != base.get("pool", "mgcrp"):
+    if pool != before:
         gone |= {"norm", *USED_BY["norm"], *(name for name in base if _obstacle(name, {"pool": pool}))}
     merged = {**{name: value for name, value in base.items() if name not in gone}, **changes}
     return {name: value for name, value in merged.items() if value is not None}
@@ -190,7 +188,7 @@ def _norm_of(values: Mapping[str, Any]) -> str | None:
     pool, norm = values.get("pool", "mgcrp"), values.get("norm")
     if norm is None and pool == "mgcrp" and not _asks_for_fast(values):
         return "svpn"
-    return norm or PAPER_NORMS.get(pool)
+    return norm or PAPER_NORMS.get(str(pool))
 
 
 def _asks_for_fast(values: Mapping[str, Any]) -> bool:
