@@ -356,9 +356,10 @@ def test_folders_that_are_not_models_or_have_the_head_already(tmp_path):
 
 def test_a_head_is_exact_unless_the_fast_one_is_asked_for():
     norms = {
-        "svpn": [None, {}, {"heads": 2}],
-        "svpn_fast": [{"norm": "svpn_fast"}],
-        None: [HeadConfig(), {"num_values": 2}, {"num_iterations": 3}, {"pool": "gcp"}, {"pool": "gap"}],
+        "svpn": [None, {}, {"heads": 2}, HeadConfig()],
+        "svpn_fast": [{"norm": "svpn_fast"}, {"num_values": 2}, {"num_iterations": 3}, HeadConfig.paper()],
+        "isqrt": [{"pool": "gcp"}],
+        None: [{"pool": "gap"}, {"fusion": "class"}],
     }
     for norm, heads in norms.items():
         for head in heads:
@@ -367,7 +368,7 @@ def test_a_head_is_exact_unless_the_fast_one_is_asked_for():
 
 def test_the_exponent_is_a_quarter_unless_one_or_a_normalisation_is_given():
     given = {
-        0.25: [None, {"heads": 2}],
+        0.25: [None, {"heads": 2}, HeadConfig()],
         0.5: [HeadConfig(norm="svpn"), {"norm": "svpn"}, {"exponent": 0.5}],
         0.7: [{"exponent": 0.7}],
     }

@@ -1,7 +1,10 @@
 """What a run remembers of its data and model, wherever it is resumed or evaluated from."""
 
+import json
+
 import pytest
 
+from sot.core.head import HeadConfig
 from sot.training.checkpoints import is_whole
 from sot.training.recipe import Recipe
 from sot.training.run import full_name, open_run
@@ -28,3 +31,20 @@ def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatc
         resume("data", "model")
     (out / "manifest.json").write_text("[]")
     assert not is_whole(out)
+
+
+@pytest.mark.parametrize("settings", [{"heads": 2}, {"pool": "gcp"}, {"fusion": "class"}])
+def test_a_run_of_version_0_1_0_goes_on_with_the_head_it_was_started_with(settings, tmp_path):
+    old, file = HeadConfig.paper(**settings), tmp_path / "run.json"
+
+    def resume(head):
+        identity = {"command": "train", "model": "test_vit", "data": "digits", "head": head.to_dict()}
+        open_run(tmp_path, identity, Recipe(), resume=True, overwrite=False)
+
+    resume(old)
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps({**kept, "head": {**kept["head"], "norm": None}}))
+    with pytest.raises(ValueError, match=r"is a run of head .*'norm': None"):
+        resume(HeadConfig(heads=3))
+    resume(old)
+    assert json.loads(file.read_text()) == kept

@@ -32,7 +32,7 @@ HOMOGENEOUS = ["svpn", "svpn_fast", "svpn_matmul", "none", "scale"]
 
 
 def make_head(**settings):
-    config = HeadConfig(**{"heads": 3, "left_dim": 4, "right_dim": 6, "reduced_dim": 5, **settings})
+    config = HeadConfig.from_saved({"heads": 3, "left_dim": 4, "right_dim": 6, "reduced_dim": 5, **settings})
     head = SecondOrderHead(16, 4, config).eval()
     with torch.no_grad():
         for parameter in head.parameters():

@@ -55,7 +55,7 @@ def test_fine_tuning_mistakes(stand_ins, tmp_path):
         (["--task", "acceptability", "--label", "foo"], "--label foo is for tables, and task acceptability has its"),
         (["--data", "hfds/a", "--dev", "no.csv"], "--dev no.csv is for tables, and hfds/a has its own"),
         (["--task", "acceptability", "--head", "heads=[1"], "the value of 'heads=[1' is not valid YAML"),
-        (["--task", "acceptability", "--head", "exponent="], "exponent must be in (0, 1], got None"),
+        (["--task", "acceptability", "--head", "exponent="], "key=value, got 'exponent='"),
     ):
         result = sot("finetune", "--model", model, "--out", tmp_path / "out", *options)
         assert result.returncode == 2 and message in " ".join(result.stderr.split()), result.stderr

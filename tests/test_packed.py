@@ -46,9 +46,10 @@ def is_close(one, other, tolerance):
     return (one - other).norm() <= tolerance * other.norm() + 1e-5
 
 
-CONFIGS = {name: HeadConfig(pool=name, heads=2, left_dim=9, right_dim=11, reduced_dim=8) for name in POOLS}
+SIZES = {"heads": 2, "left_dim": 9, "right_dim": 11, "reduced_dim": 8}
+CONFIGS = {name: HeadConfig.from_saved({"pool": name, "norm": None, **SIZES}) for name in POOLS}
 CONFIGS |= {"few": HeadConfig(pool="gcp", reduced_dim=16), "gcp centred": HeadConfig(pool="gcp", center=True)}
-CONFIGS |= {"exact": HeadConfig(norm="svpn", exponent=0.25), "centred": HeadConfig(center=True)}
+CONFIGS |= {"exact": HeadConfig(norm="svpn", exponent=0.25), "centred": HeadConfig.paper(center=True)}
 
 
 @pytest.mark.parametrize("counts", [COUNTS, [1, 1, 1], [7, 7], [2, 1]])

@@ -14,7 +14,7 @@ from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, M
 pytestmark = pytest.mark.usefixtures("threads")
 DIM = 16
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4}
-CONFIGS = {name: HeadConfig(pool=name, **SMALL, reduced_dim=5) for name in POOLS}
+CONFIGS = {name: HeadConfig.from_saved({"pool": name, "norm": None, **SMALL, "reduced_dim": 5}) for name in POOLS}
 CONFIGS["gcp of few tokens"] = HeadConfig(pool="gcp", reduced_dim=13)
 
 

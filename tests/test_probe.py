@@ -15,7 +15,7 @@ from test_probe_cache import sentences, tiny_vit
 from transformers import AutoModelForImageClassification
 
 from sot.bench.timing import thread_count
-from sot.core.head import SecondOrderHead
+from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import load_images
 from sot.data.sources import Subset
 from sot.evaluation.metrics import interval
@@ -41,6 +41,7 @@ def one_thread():
 
 def test_heads_are_those_that_the_tokens_allow():
     everything = choose_heads(["all"], 384, True)
+    assert everything["class+mgcrp-exact-0.25"] == HeadConfig(pre_norm=True), "the default head"
     assert everything == HEADS and len(HEADS) == 21
     words = choose_heads(["all"], 384, False)
     assert list(words) == [name for name in HEADS if not name.startswith("class")]

@@ -3,6 +3,8 @@
 import pytest
 import yaml
 
+from sot.cli.runs import parse_head
+from sot.core.head import HeadConfig
 from sot.training.recipe import Recipe, load_recipe, recipe_names
 
 # tables S-2 and S-3, typed from the paper
@@ -59,6 +61,74 @@ def test_settings_change_a_recipe_and_reach_into_its_head():
     recipe = load_recipe("sot_tiny").changed(["lr=5e-4", "epochs=3", "head.dropout=0.2", "rand_augment=null"])
     assert (recipe.lr, recipe.epochs, recipe.head["dropout"], recipe.rand_augment) == (5e-4, 3, 0.2, None)
     assert recipe.with_head({"fusion": "class"}).head["fusion"] == "class"
+
+
+def norm_of(head):
+    config = HeadConfig.from_dict(head) if isinstance(head, dict) else head
+    return config.norm, config.exponent, config.num_values, config.num_iterations
+
+
+def test_recipes_of_the_paper_name_its_norm_and_the_others_take_the_default():
+    for name in recipe_names():
+        of_paper = name in (*IMAGE, *TEXT, "ablation_cpu")
+        assert norm_of(load_recipe(name).head) == norm_of(HeadConfig.paper() if of_paper else HeadConfig()), name
+        assert not of_paper or load_recipe(name).head["norm"] == "svpn_fast"
+
+
+def test_settings_replace_what_contradicts_them_in_a_recipe():
+    recipe = load_recipe("bert")
+    sized = recipe.changed(["head.left_dim=8", "head.right_dim=9"])
+    assert "representation_size" not in sized.head and (sized.head["left_dim"], sized.head["right_dim"]) == (8, 9)
+    assert HeadConfig.from_dict(load_recipe("sot_7").with_head({"representation_size": 600}).head).left_dim == 10
+    for settings in (["head.norm=svpn", "head.exponent=0.3"], ["head.exponent=0.3", "head.norm=svpn"]):
+        assert norm_of(load_recipe("text_cpu").changed(settings).head) == ("svpn", 0.3, 1, None)
+    assert norm_of(load_recipe("text_cpu").changed(["head.norm=svpn_fast"]).head) == norm_of(HeadConfig.paper())
+    with pytest.raises(ValueError, match="representation_size=99 means left_dim=10, got left_dim=8"):
+        recipe.changed(["head.left_dim=8", "head.representation_size=99"])
+    with pytest.raises(ValueError, match="num_iterations=2 is for svpn_fast and isqrt only, got norm 'svpn'"):
+        load_recipe("text_cpu").changed(["head.num_iterations=2"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("digits", None, HeadConfig()),
+        ("digits", "", HeadConfig()),
+        ("digits", "fusion=word,dropout=0.5", HeadConfig(fusion="word", dropout=0.5)),
+        ("digits", "norm=svpn", HeadConfig(norm="svpn", exponent=0.5)),
+        ("digits", "pool=gcp", HeadConfig(pool="gcp")),
+        ("digits", "num_iterations=2", HeadConfig.paper(num_iterations=2)),
+        ("digits", "paper", HeadConfig.paper()),
+        ("digits", "paper,fusion=word", HeadConfig.paper(fusion="word")),
+        ("digits", "paper, pool=gcp", HeadConfig.paper(pool="gcp")),
+        ("sot_7", None, HeadConfig.paper()),
+        ("sot_7", "norm=svpn,exponent=0.25", HeadConfig()),
+        ("demo", "paper", HeadConfig.paper(left_dim=8, right_dim=8)),
+        ("demo", "representation_size=1176", HeadConfig(representation_size=1176)),
+        ("text_cpu", "paper", HeadConfig.paper(heads=1, representation_size=1000, dropout=0.5)),
+        ("text_cpu", "left_dim=8,right_dim=8", HeadConfig(heads=1, left_dim=8, right_dim=8, dropout=0.5)),
+        ("bert", "pool=gcp,dropout=0", HeadConfig(pool="gcp", representation_size=1000)),
+        ("bert", "pool=gap,dropout=0", HeadConfig(pool="gap")),
+        ("digits", "none", None),
+    ],
+)
+def test_the_command_line_changes_the_head_of_a_recipe(name, text, expected):
+    assert parse_head(text, load_recipe(name)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pool", "key=value, got 'pool'; or --head paper, or --head none"),
+        ("fusion=word,paper", "key=value, got 'paper'"),
+        ("exponent=", "key=value, got 'exponent='"),
+        ("representation_size=99,left_dim=8", "representation_size=99 means left_dim=4, got left_dim=8"),
+        ("paper,num_values=2,norm=svpn", "num_values=2 is for svpn_fast only, got norm 'svpn'"),
+    ],
+)
+def test_a_head_that_cannot_be_is_refused_on_the_command_line(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_head(text, load_recipe("digits"))
 
 
 def test_a_users_file(tmp_path):

@@ -61,6 +61,32 @@ def test_the_presets_differ_in_the_recipe_and_not_in_the_heads():
             assert HeadConfig.from_dict(theirs.recipe.head) == HeadConfig.from_dict(ours.recipe.head)
 
 
+def norms_of(name, preset, settings=()):
+    heads = {row.name: HeadConfig.from_dict(row.recipe.head) for row in load_table(name, preset, settings).rows}
+    return {row: (head.norm, head.exponent) for row, head in heads.items() if head.fusion != "class"}
+
+
+@pytest.mark.parametrize("preset", ["paper", "cpu"])
+def test_rows_have_the_papers_norm_unless_they_name_another(preset):
+    for name in ("1", "3b", "4a", "4b", "4c", "4d", "5a"):
+        for row, norm in norms_of(name, preset).items():
+            words = row.replace("GCP", "isqrt").split(", ")
+            usual = ("isqrt", 0.5) if "isqrt" in words else (None, 0.5) if "GAP" in words else ("svpn_fast", 0.5)
+            assert norm == usual or "exact" in row or row in ("none", "1/τ", "EPN", "LN"), (name, row)
+    assert norms_of("4d", preset)["svPN exact"] == ("svpn", 0.5)
+    assert {norm for row, norm in norms_of("4c", preset).items() if "fast" in row} == {("svpn_fast", 0.5)}
+    assert norms_of("4c", preset)["exact, α = 0.25"] == ("svpn", 0.25)
+
+
+def test_settings_reach_the_rows_whose_head_has_them():
+    norms = norms_of("3b", "cpu", ["head.norm=svpn", "head.exponent=0.25"])
+    assert norms["late, GCP"] == norms["late, MGCrP"] == ("svpn", 0.25) and norms["late, GAP"] == (None, 0.5)
+    norms = norms_of("3b", "cpu", ["head.exponent=0.25", "head.left_dim=8"])
+    assert norms["sum, GCP"] == ("isqrt", 0.5) and norms["sum, MGCrP"] == ("svpn_fast", 0.25)
+    with pytest.raises(ValueError, match=r"what makes row '0\.5K, 9×9': head \{'left_dim': 9, 'right_dim': 9\} to"):
+        load_table("4b", "cpu", ["head.representation_size=1000"])
+
+
 def test_rows_and_tasks_are_chosen():
     table = load_table("3b", "cpu")
     assert choose_rows(table, "2, 11-12") == [table.rows[1], table.rows[10], table.rows[11]]

@@ -78,6 +78,11 @@ def test_every_result_belongs_to_a_row(folder):
     assert kept and kept <= known, "a recipe was changed, or a result of something else was kept"
 
 
+def test_no_folder_of_results_is_left_out():
+    folders = {str(file.parent.parent.relative_to(FOLDER)) for file in FOLDER.rglob("results/*.json")}
+    assert {folder.removeprefix(".") for folder in folders} == set(SETTINGS)
+
+
 @pytest.mark.parametrize("file", PROBES, ids=lambda file: file.stem)
 def test_the_probes_are_in_the_page(file):
     found = json.loads(file.read_text())

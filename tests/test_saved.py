@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 import sot
 
@@ -32,6 +32,21 @@ def test_a_folder_of_an_earlier_version_gives_the_same_logits(folder):
     torch.testing.assert_close(
         logits, torch.tensor(json.loads((folder / "logits.json").read_text())), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_folder_that_is_saved_again_names_its_norm(folder, tmp_path):
+    saved = json.loads((folder / "config.json").read_text())["head"]
+    AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
+    again = json.loads((tmp_path / "config.json").read_text())["head"]
+    unnamed = {"mgcrp": "svpn_fast", "gcp": "isqrt"}.get(saved["pool"]) if saved["fusion"] != "class" else None
+    assert again == {**saved, "norm": saved["norm"] or unnamed}
+    assert sot.HeadConfig.from_dict(again) == sot.HeadConfig.from_saved(saved)
+
+
+def test_settings_without_effect_do_not_close_a_folder():
+    saved = {**sot.HeadConfig(pool="gcp", norm="mpn").to_dict(), "left_dim": 8, "num_values": 3, "num_queries": 8}
+    assert sot.SoTConfig(head=saved).head == sot.HeadConfig(pool="gcp", norm="mpn").to_dict()
 
 
 def test_every_pooling_and_both_modalities_are_among_them():

@@ -13,7 +13,7 @@ import sot
 from sot import HeadConfig, SecondOrderHead
 from sot.models.complexity import count_parameters, measure_complexity, measure_training
 from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
-from sot.models.vision import PAPER_HEAD, sinusoid_positions
+from sot.models.vision import sinusoid_positions
 from sot.paper.figures import PAPER_FIGURES, find_models
 
 CLASS = HeadConfig(fusion="class")
@@ -158,7 +158,7 @@ def test_without_classes_it_is_a_backbone_unless_a_head_is_given():
     assert torch.equal(bare(x), bare.forward_features(x)[:, 0]) and not list(bare.head.parameters())
     assert tiny(num_classes=0)(x).shape == (2, 34)
     bare.reset_classifier(3)
-    assert bare.head.config == PAPER_HEAD and bare(x).shape == (2, 3)
+    assert bare.head.config == HeadConfig.paper() and bare(x).shape == (2, 3)
 
 
 def test_pooling_by_timms_names():

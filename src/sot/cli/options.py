@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -28,7 +27,8 @@ errors = Console(stderr=True)
 
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: model, metrics, curves, checkpoints.")]
 HeadOption = Annotated[
-    str | None, typer.Option(help="Head settings as fusion=sum,pool=mgcrp,…, or none for the conventional head.")
+    str | None,
+    typer.Option(help="Head settings as fusion=sum,pool=mgcrp,…; paper: its norm; none: no second order."),
 ]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="Recipe settings as key=value; repeatable.")]
 ResumeOption = Annotated[
@@ -60,21 +60,22 @@ RegressionOption = Annotated[
 
 
 def parse_head(text: str | None, recipe: Recipe) -> HeadConfig | None:
-    """The recipe's head with the settings of the command line; None for `none`."""
-    from sot.core.head import HeadConfig
+    """The recipe's head with the settings of the command line; `paper` has the paper's norm, `none` is None."""
+    from sot.core.head_config import HeadConfig, merge_head
+    from sot.training.recipe import parse_setting
 
     if text == "none":
         return None
-    settings = dict(recipe.head)
-    for part in filter(None, (text or "").split(",")):
-        name, separator, value = part.partition("=")
-        if not separator:
-            raise ValueError(f"a head setting has the form key=value, got {part!r}; or --head none")
-        try:
-            settings[name.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError(f"the value of {part!r} is not valid YAML") from None
-    return HeadConfig.from_dict(settings)
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    of_paper = parts[:1] == ["paper"]
+    settings: dict[str, Any] = {"norm": None} if of_paper else {}  # withdraws the recipe's
+    for part in parts[of_paper:]:
+        if not part.partition("=")[2]:
+            raise ValueError(f"a head setting has the form key=value, got {part!r}; or --head paper, or --head none")
+        name, value = parse_setting(part)
+        settings[name] = value
+    merged = merge_head(recipe.head, settings)
+    return HeadConfig.paper(**merged) if of_paper else HeadConfig.from_dict(merged)
 
 
 def read_recipe(name: str, settings: list[str] | None, head: str | None, task: str) -> tuple[Recipe, HeadConfig | None]:

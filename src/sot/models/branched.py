@@ -65,7 +65,7 @@ def fit_branch(head: HeadConfig, layout: Layout) -> HeadConfig:
     if layout.has_class_token or head.fusion == "word":
         return head
     if head.fusion == "class":
-        return replace(head, fusion="word", pool="gap", class_width=None, representation_size=None)
+        return head.changed({"fusion": "word", "pool": "gap", "class_width": None})
     return replace(head, fusion="word")
 
 

@@ -24,7 +24,7 @@ class SoTConfig(PreTrainedConfig):
 
     Args:
         backbone_config: Configuration of the backbone; of timm models a TimmWrapperConfig.
-        head: Fields of HeadConfig.
+        head: Fields of HeadConfig; a null norm is that of version 0.1.0.
         modality: What it reads: "image" or "text"; where it is not said, images if there is a layout.
         layout: Fields of Layout: where an image backbone has its tokens.
         embed: Token embedding in place of the backbone's own (image backbones of timm), or None.
@@ -54,7 +54,7 @@ class SoTConfig(PreTrainedConfig):
         import sot.models.modeling  # noqa: F401  tells the Auto classes what they build of this
 
         super().__post_init__(**kwargs)
-        self.head = HeadConfig.from_dict(self.head or {}).to_dict()
+        self.head = HeadConfig.from_saved(self.head or {}).to_dict()
         self.modality = modality_of({"modality": self.modality, "layout": self.layout})
         if self.class_position not in POSITIONS:
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")

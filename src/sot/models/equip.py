@@ -39,7 +39,6 @@ from sot.models.layout import Layout
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
 
 logger = logging.getLogger("sot")
-EXPONENT = 0.25  # of heads that name no normalisation: it scored higher than the paper's 0.5, see docs/results.md
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 Equipped = SoTForImageClassification | SoTForSequenceClassification
@@ -66,8 +65,7 @@ def equip(
     Args:
         model: A timm model or name, a Hugging Face model or hub name, or a folder. It is copied, never edited.
         num_classes: How many classes; by default as many as `labels`, or as the model or folder has. One is a number.
-        head: HeadConfig, or a dictionary of its fields, in which `mgcrp` without a `norm` means the exact one, "svpn",
-            of exponent 0.25 if none is given; without a class token `fusion` becomes "word".
+        head: HeadConfig, or a dictionary of its fields; without a class token `fusion` becomes "word".
         pretrained: Whether a name loads pretrained weights.
         labels: Names of the classes.
         embed: Token embedding in place of the model's own ("densenet", ...): ViT, DeiT, Swin and most peers.
@@ -86,7 +84,7 @@ def equip(
     problem_type = problem_type or ("regression" if len(names) == 1 else None)  # as transformers has it, but at once
     settings: dict[str, Any] = {"label_smoothing": label_smoothing, "problem_type": problem_type}
     settings |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
-    config = head if isinstance(head, HeadConfig) else _exact_unless_fast(head or {})
+    config = head if isinstance(head, HeadConfig) else HeadConfig.from_dict(head or {})
     if is_timm(model):
         return _equip_timm(model, config, settings, embed, depth, pretrained, dict(model_args or {}))
     source, processor = load_transformers(model, pretrained, class_pooler, trust_remote_code)
@@ -101,14 +99,6 @@ def equip(
 
 
 # --- what the user gave ------------------------------------------------------------------------------------
-
-
-def _exact_unless_fast(settings: Mapping[str, Any]) -> HeadConfig:
-    """Exact normalisation where nothing asks for the fast one: beside a backbone it costs little and scores higher."""
-    head = HeadConfig.from_dict(settings)
-    if head.pool != "mgcrp" or head.norm is not None or head.num_values != 1 or head.num_iterations is not None:
-        return head
-    return replace(head, norm="svpn", exponent=settings.get("exponent", EXPONENT))
 
 
 def _check_loss(label_smoothing: float, problem_type: str | None) -> None:

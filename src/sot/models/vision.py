@@ -14,6 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
+from sot.core.head_config import check_settings
 from sot.models.embedding.progressive_sampling import share_layers
 from sot.models.embedding.token_embed import TokenEmbed, choose_reduction
 from sot.models.variants import build_variant, image_cfg
@@ -24,10 +25,10 @@ register_notrace_module(SecondOrderHead)
 
 PAPER_HEAD = HeadConfig(norm="svpn_fast", exponent=0.5)
 PAPER_HEADS = {
-    "sot_7": PAPER_HEAD,
-    "sot_tiny": PAPER_HEAD,
-    "sot_small": replace(PAPER_HEAD, left_dim=24, right_dim=24, dropout=0.5),
-    "sot_base": replace(PAPER_HEAD, left_dim=38, right_dim=38, dropout=0.7),
+    "sot_7": HeadConfig.paper(),
+    "sot_tiny": HeadConfig.paper(),
+    "sot_small": HeadConfig.paper(left_dim=24, right_dim=24, dropout=0.5),
+    "sot_base": HeadConfig.paper(left_dim=38, right_dim=38, dropout=0.7),
 }
 FIXED = ("class_token", "reg_tokens", "pos_embed", "qkv_bias", "norm_layer", "embed_layer")  # of the paper
 NO_HEAD = HeadConfig(fusion="class")  # without classes: the class token itself, no parameters
@@ -52,7 +53,7 @@ class SecondOrderTransformer(VisionTransformer):
     Args:
         embed: Token embedding: densenet, resnet, inception, nonlocal or naive; t2t or t2t_transformer; or ps, with
             which the first four layers (or all but one, if that is less) sample the tokens.
-        head: HeadConfig, or a dictionary of its fields.
+        head: HeadConfig, or a dictionary of its fields, in which unset ones are those of `HeadConfig.paper()`.
         patch_size: How many times the embedding reduces the image; None keeps about 14×14 tokens.
         num_classes: With 0 and no `head`, the model returns its class token and has no head at all;
             `reset_classifier(0)` keeps the pooling and returns the representation.
@@ -91,8 +92,8 @@ class SecondOrderTransformer(VisionTransformer):
         del self.pos_embed  # None: a buffer takes its name
         self.register_buffer("pos_embed", None, persistent=False)
         self.init_non_persistent_buffers()
-        given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.from_dict(head)
-        self.head_config = given or default_head or PAPER_HEAD
+        given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.paper(**check_settings(head))
+        self.head_config = given or default_head or HeadConfig.paper()
         if drop_rate is not None:
             self.head_config = replace(self.head_config, dropout=drop_rate)
         if num_classes == 0 and given is None and global_pool is None:

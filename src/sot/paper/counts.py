@@ -100,7 +100,7 @@ def build(row: Row) -> nn.Module:
     with torch.device("meta"):
         if row.side is None:
             return timm.create_model(row.model)
-        head = HeadConfig(left_dim=row.side, right_dim=row.side, fusion=row.fusion)
+        head = HeadConfig.paper(left_dim=row.side, right_dim=row.side, fusion=row.fusion)
         return equip(row.model, 1000, head, pretrained=False, embed="densenet")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from sot.core.head_config import PAPER_NORMS, merge_head
 from sot.errors import SettingError
 from sot.paper.comparison import Comparison, load_comparisons
 from sot.training.recipe import Recipe, load_recipe
@@ -70,6 +71,7 @@ def _comparison(comparison: Comparison, preset: str, settings: Sequence[str]) ->
     rows = []
     for row in comparison.rows:
         recipe = load_recipe(COMPARISON_RECIPES[comparison.name] if preset == "paper" else "comparison_cpu")
+        recipe = recipe.with_head({"norm": PAPER_NORMS["mgcrp"]})
         if row.side is not None:
             size = {"left_dim": row.side, "right_dim": row.side, "fusion": row.fusion}
             recipe = replace(recipe.with_head(size), embed="densenet")
@@ -77,7 +79,7 @@ def _comparison(comparison: Comparison, preset: str, settings: Sequence[str]) ->
         if row.imagenet_a is not None:
             paper["imagenet_a"] = row.imagenet_a
         conventional = not row.is_ours
-        rows.append(Row(row.name, recipe.changed(settings), row.model, paper, conventional=conventional))
+        rows.append(Row(row.name, recipe.changed(settings, fit_head=True), row.model, paper, conventional=conventional))
     columns = {"accuracy": "top-1, %", "imagenet_a": "ImageNet-A, %", "params": "params M", "macs": "MACs G"}
     note = "Our MACs count all products; the paper's, for its own models, leave out those of attention."
     return TableOfPaper(comparison.name, comparison.title, columns, rows, note)
@@ -88,8 +90,8 @@ def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes:
     settings = {key: value for key, value in row.items() if key not in ROW_KEYS}
     before = asdict(recipe)
     merged = {key: {**before[key], **value} if isinstance(value, dict) else value for key, value in settings.items()}
-    own = Recipe.from_dict({**before, **merged})
-    changed = own.changed(changes)
+    own = Recipe.from_dict({**before, **merged, "head": merge_head(recipe.head, row.get("head", {}))})
+    changed = own.changed(changes, fit_head=True)  # --set is for all rows
     for key, value in settings.items():
         was, now = getattr(own, key), getattr(changed, key)
         if isinstance(value, dict):

@@ -68,7 +68,7 @@ class Unit:
     def identity(self) -> dict[str, Any]:
         """What makes two units the same, whatever the table, the machine and defaults added later."""
         recipe = _beyond_defaults(self.recipe, Recipe())
-        recipe["head"] = None if self.head is None else _beyond_defaults(self.head, HeadConfig())
+        recipe["head"] = None if self.head is None else _beyond_paper(self.head)
         for words in ("about", "grid"):
             recipe.pop(words, None)
         model = Path(os.path.abspath(self.model)).name  # "." too, and a link by its own name
@@ -95,6 +95,12 @@ def _fingerprint(folder: str) -> str | None:
 def _beyond_defaults(settings: Any, defaults: Any) -> dict[str, Any]:
     usual = asdict(defaults)
     return {name: value for name, value in asdict(settings).items() if value != usual[name]}
+
+
+def _beyond_paper(head: HeadConfig) -> dict[str, Any]:
+    """What differs from the paper's head: results of version 0.1.0, whose default it was, keep their names."""
+    different = _beyond_defaults(head, HeadConfig.paper(pool=head.pool))
+    return different if head.pool == "mgcrp" else {"pool": head.pool, **different}
 
 
 def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet: bool = False) -> list[Unit]:

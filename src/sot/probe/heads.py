@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -71,7 +70,8 @@ def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -
     if not least <= representation <= most:
         said = "{representation} must be between {} and {} for tokens {} wide, got {}"
         raise SettingError(said, least, most, dim, representation)
-    return heads | {name: replace(config, representation_size=representation) for name, config in second_order.items()}
+    size = {"representation_size": representation}
+    return heads | {name: config.changed(size) for name, config in second_order.items()}
 
 
 def check_names(names: Sequence[str]) -> None:

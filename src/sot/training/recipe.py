@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from sot.core.head import HeadConfig
+from sot.core.head_config import HeadConfig, applicable, merge_head
 
 CHOICES = {
     "task": ("image", "text"),
@@ -94,33 +94,44 @@ class Recipe:
             raise ValueError(f"unknown recipe key {', '.join(map(repr, unknown))}; accepted: {', '.join(hints)}")
         return cls(**{name: _convert(name, value, hints[name]) for name, value in values.items()})
 
-    def changed(self, settings: Iterable[str]) -> Recipe:
-        """The recipe with `key=value` settings applied; values are YAML, `head.dropout=0.5` reaches into the head."""
-        values = asdict(self)
+    def changed(self, settings: Iterable[str], fit_head: bool = False) -> Recipe:
+        """The recipe with `key=value` settings applied; values are YAML, `head.dropout=0.5` reaches into the head.
+
+        With `fit_head`, settings without effect on its head are left out instead of refused.
+        """
+        values, head = asdict(self), dict[str, Any]()
         for setting in settings:
-            name, separator, value = setting.partition("=")
-            if not separator:
-                raise ValueError(f"a setting has the form key=value, got {setting!r}")
-            try:
-                parsed = yaml.safe_load(value)
-            except yaml.YAMLError:
-                raise ValueError(f"the value of {setting!r} is not valid YAML") from None
+            name, value = parse_setting(setting)
             if name.startswith("head."):
-                values["head"] = {**values["head"], name.removeprefix("head."): parsed}
+                head[name.removeprefix("head.")] = value
             else:
-                values[name] = parsed
+                values[name] = value
         if values["task"] != self.task:
             raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
+        if head:
+            merged = merge_head(_convert("head", values["head"], dict), head)
+            values["head"] = applicable(merged) if fit_head else merged
         return Recipe.from_dict(values)
 
     def with_head(self, settings: Mapping[str, Any]) -> Recipe:
-        """The recipe with fields of its head replaced."""
-        return replace(self, head={**self.head, **settings})
+        """The recipe with settings of its head changed; see `merge_head`."""
+        return replace(self, head=merge_head(self.head, settings))
 
     def to_yaml(self) -> str:
         """The recipe as it stands, every key of it."""
         values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Name and value of `key=value`, the value read as YAML."""
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise ValueError(f"a setting has the form key=value, got {text!r}")
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"the value of {text!r} is not valid YAML") from None
 
 
 def _check_numbers(recipe: Recipe) -> None:

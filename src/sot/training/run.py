@@ -96,6 +96,8 @@ def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
         same = before.get(name) == value
         if name in ("model", "data") and isinstance(before.get(name), str):  # however a path is spelt
             same = full_name(before[name]) == full_name(value)
+        if name == "head" and before.get(name) and value:
+            same = HeadConfig.from_saved(before[name]).to_dict() == value
         if not same:
             was = "another recipe" if name == "recipe" else f"{name} {before.get(name)!r}, not {value!r}"
             raise ValueError(f"{out} is a run of {was}: resume it as it was started, or choose another folder")
@@ -196,7 +198,7 @@ def model_card(
     head: Mapping[str, Any],
 ) -> str:
     """README.md of a trained model."""
-    usual = HeadConfig().to_dict()
+    usual = HeadConfig(pool=head["pool"], fusion=head["fusion"]).to_dict()
     named = ["fusion"] if head["fusion"] == "class" else ["fusion", "pool"]
     settings = {name: value for name, value in head.items() if value != usual[name] or name in named}
     scores = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in metrics.items())
