@@ -40,7 +40,7 @@ def finetune(
     pair: PairOption = None,
     label: LabelOption = "label",
     regression: RegressionOption = False,
-    recipe: RecipeOption = "bert",
+    recipe: RecipeOption = "text",
     head: HeadOption = None,
     settings: SetOption = None,
     resume: ResumeOption = False,

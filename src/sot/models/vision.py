@@ -23,7 +23,6 @@ __all__ = ["SecondOrderTransformer", "sinusoid_positions"]
 
 register_notrace_module(SecondOrderHead)
 
-PAPER_HEAD = HeadConfig(norm="svpn_fast", exponent=0.5)
 PAPER_HEADS = {
     "sot_7": HeadConfig.paper(),
     "sot_tiny": HeadConfig.paper(),
