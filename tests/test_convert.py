@@ -52,7 +52,7 @@ def build(**arguments):
         ({"embed": "nonlocal"}, "sum"),
         ({"embed": "naive"}, "sum"),
         ({"head": HeadConfig(fusion="concat", norm="ln")}, "concat"),
-        ({"head": HeadConfig(fusion="late", heads=2, left_dim=24, right_dim=24)}, "late"),
+        ({"head": HeadConfig.paper(fusion="late", heads=2, left_dim=24, right_dim=24)}, "late"),
         ({"head": HeadConfig(fusion="aggr_all", pool="gap")}, "aggr_all"),
         ({"head": HeadConfig(fusion="class", class_width=1280)}, "class"),
         ({"head": HeadConfig(norm="none")}, "sum"),
@@ -76,7 +76,7 @@ def test_every_key_is_reported_once():
 
 
 def test_idle_class_layer_is_left_out_and_said():
-    model = build(head=HeadConfig(fusion="concat"))
+    model = build(head=HeadConfig.paper(fusion="concat"))
     unused = convert_state_dict(official(model), "concat").unused
     assert unused["classifier.cls_fc.weight"] == "never read by fusion concat"
 

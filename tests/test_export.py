@@ -11,6 +11,7 @@ from PIL import Image
 from test_cli import sot
 
 import sot as package
+from sot.core.head_config import merge_head
 from sot.evaluation.export import export_model, load_exported
 
 
@@ -77,7 +78,7 @@ def test_the_file_goes_beside_the_model_unless_told_otherwise(image_model):
 )
 def test_exact_normalisation_is_exported_or_refused(head, to, message, tmp_path):
     arguments = {"pretrained": False, "model_args": {"img_size": SIZE}}
-    model = package.equip("test_vit", labels=["a", "b"], head={**HEAD, **head}, **arguments)
+    model = package.equip("test_vit", labels=["a", "b"], head=merge_head(HEAD, head), **arguments)
     model.save_pretrained(tmp_path / "model")
     if message is None:
         assert max(export_model(tmp_path / "model", to).differences.values()) < 1e-4

@@ -74,7 +74,7 @@ def check_same(one, other):
     histories = [json.loads((folder / "metrics.json").read_text()) for folder in (one, other)]
     assert len(histories[0]) == len(histories[1]) == 2
     for ours, theirs in zip(*histories):
-        assert ours == pytest.approx(theirs, abs=2e-6)  # the loss and accuracy of 11 pictures, not of 12
+        assert ours == pytest.approx(theirs, rel=5e-6, abs=2e-6)  # the loss and accuracy of 11 pictures, not of 12
 
 
 def test_two_processes_end_with_the_weights_of_one_and_resume(alone):
