@@ -30,10 +30,15 @@ def predict(
     """Classify pictures or texts."""
     from sot.evaluation.export import load_exported
     from sot.evaluation.predict import predict_images, predict_texts
+    from sot.models.accelerate import accelerate
     from sot.models.folder import load_model
 
     given = _given(inputs or [], text or [], pair or [])
-    model, processor = load_exported(folder) if folder.suffix in (".onnx", ".pt2") else load_model(folder)
+    if folder.suffix in (".onnx", ".pt2"):
+        model, processor = load_exported(folder)
+    else:
+        model, processor = load_model(folder)
+        accelerate(model)
     if model.config.modality == "text":
         if inputs and "-" not in inputs:
             raise ValueError(f"{folder} is a model for texts: give --text, or - for one a line, not {inputs[0]!r}")

@@ -20,6 +20,7 @@ from sot.data.sources import part_of
 from sot.data.texts import TextData
 from sot.evaluation.metrics import Array, image_scores, text_scores
 from sot.files import as_png, read_object
+from sot.models.accelerate import accelerate
 from sot.models.folder import load_model
 from sot.models.from_transformers import check_pairs
 from sot.models.modeling import labels_of
@@ -112,6 +113,7 @@ def open_images(folder: Path, data: str, samples: int = 0) -> ImageTest:
     `samples` draws that many of them, the same every time.
     """
     model, processor = load_model(folder)
+    accelerate(model)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
     pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
     columns = columns_for(data, pictures.labels, labels_of(model))
@@ -124,6 +126,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
     if data.dev is None:
         raise ValueError("there is no development set to evaluate on")
     model, tokenizer = load_model(folder)
+    accelerate(model)
     names = labels_of(model)
     if data.labels is not None and data.labels != names:
         raise ValueError(f"the classes of the data ({', '.join(data.labels)}) are not the model's ({', '.join(names)})")

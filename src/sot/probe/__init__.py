@@ -15,6 +15,7 @@ import torch
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.files import write_atomically
+from sot.models.accelerate import accelerate
 from sot.models.equip import Equipped
 from sot.probe.cache import Progress, cache_features, silent
 from sot.probe.contest import Contest
@@ -49,7 +50,7 @@ def open_backbone(backbone: FrozenBackbone) -> Equipped:
         model = backbone.equip(HeadConfig(pool="gap", fusion="word")).eval()
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    return model
+    return accelerate(model)
 
 
 def compare_heads(

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.errors import SettingError
+from sot.models.accelerate import accelerate
 from sot.probe.features import Array, Batch, Features
 
 POOLINGS: dict[str, dict[str, str | float]] = {
@@ -103,7 +104,7 @@ def standardising_head(
         head = SecondOrderHead(len(mean), num_outputs, config)
     head.norm.load_state_dict({"weight": 1 / deviation, "bias": -mean / deviation})
     head.norm.requires_grad_(False)
-    return head
+    return accelerate(head)
 
 
 @contextmanager
