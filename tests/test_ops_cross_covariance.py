@@ -12,11 +12,10 @@ from reference import relative_error
 from sot.bench.timing import thread_count
 from sot.core.pooling import CrossCovariancePool
 from sot.ops import use
-from sot.ops.cross_covariance import cross_covariance, numba, projected_covariance
+from sot.ops.cross_covariance import cross_covariance, numba
 from sot.ops.cross_covariance import torch as by_torch
-from sot.ops.cross_covariance.operator import CROSS_COVARIANCE, PROJECTED_COVARIANCE
-from sot.ops.cross_covariance.reference import cross_products
-from sot.ops.cross_covariance.reference import projected_cross_products as plain_covariance
+from sot.ops.cross_covariance.operator import CROSS_COVARIANCE
+from sot.ops.cross_covariance.reference import project as plain_covariance
 
 pytestmark = pytest.mark.usefixtures("backend", "threads")
 
@@ -34,12 +33,12 @@ def test_pieces_make_the_covariance_and_its_gradients(batch, at_a_time, center, 
     tokens = torch.randn(batch, 8, 6, dtype=torch.float64)[:, 1:]  # a slice, as from a backbone
     weight = torch.randn(14, 6, dtype=torch.float64)
     assert torch.allclose(
-        projected_covariance(tokens, weight, 2, 3, center), plain_covariance(tokens, weight, 2, 3, center)
+        cross_covariance(tokens, weight, 2, 3, center), plain_covariance(tokens, weight, 2, 3, center)
     )
     inputs = [tokens.requires_grad_(frozen != "tokens"), weight.requires_grad_(frozen != "weight")]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     grad = torch.randn(batch, 2, 3, 4, dtype=torch.float64)
-    ours = torch.autograd.grad(projected_covariance(*inputs, 2, 3, center), wanted, grad)
+    ours = torch.autograd.grad(cross_covariance(*inputs, 2, 3, center), wanted, grad)
     plain = torch.autograd.grad(plain_covariance(*inputs, 2, 3, center), wanted, grad)
     for one, other in zip(ours, plain):
         assert torch.allclose(one, other)
@@ -48,8 +47,8 @@ def test_pieces_make_the_covariance_and_its_gradients(batch, at_a_time, center, 
 def test_second_derivatives_are_those_of_the_definition():
     tokens = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(10, 5, dtype=torch.float64, requires_grad=True)
-    assert gradgradcheck(lambda t, w: projected_covariance(t, w, 2, 3, True), (tokens, weight))
-    assert gradgradcheck(lambda w: projected_covariance(tokens.detach(), w, 2, 3), (weight,))
+    assert gradgradcheck(lambda t, w: cross_covariance(t, w, 2, 3, True), (tokens, weight))
+    assert gradgradcheck(lambda w: cross_covariance(tokens.detach(), w, 2, 3), (weight,))
 
 
 # --- float32 ------------------------------------------------------------------------------------------------
@@ -82,7 +81,7 @@ def value_and_gradients(function, tokens, weight, grad):
 def is_the_definition(tokens, weight, heads, m, center=False):
     """Whether value and gradients are those of float64, but for rounding: that of what is summed, signs apart."""
     grad = torch.randn(len(tokens), heads, m, len(weight) // heads - m)
-    ours = value_and_gradients(lambda t, w: projected_covariance(t, w, heads, m, center), tokens, weight, grad)
+    ours = value_and_gradients(lambda t, w: cross_covariance(t, w, heads, m, center), tokens, weight, grad)
     exact = [tensor.double() for tensor in (tokens, weight, grad)]
     plain = value_and_gradients(lambda t, w: plain_covariance(t, w, heads, m, center), *exact)
     summed = value_and_gradients(lambda t, w: plain_covariance(t, w, heads, m, False), *(each.abs() for each in exact))
@@ -119,18 +118,6 @@ def test_tokens_that_are_not_in_rows_or_few(tokens):
     assert is_the_definition(tokens, torch.randn(28, 24), 1, 14)
 
 
-@shapes
-def test_projected_tokens_have_the_products_and_gradients_of_the_definition(tokens, heads, m, n):
-    projected, grad = torch.randn(3, tokens, heads * (m + n), requires_grad=True), torch.randn(3, heads, m, n)
-    result = cross_covariance(projected, heads, m)
-    exact = projected.detach().double().requires_grad_()
-    expected = cross_products(exact, heads, m)
-    assert relative_error(result, expected) < 1e-6
-    (ours,) = torch.autograd.grad(result, projected, grad)
-    (wanted,) = torch.autograd.grad(expected, exact, grad.double())
-    assert relative_error(ours, wanted) < 1e-6
-
-
 @pytest.mark.parametrize("tokens, m, n", [(3, 14, 14), (196, 7, 14), (196, 14, 7)])
 def test_less_than_a_tile(tokens, m, n):
     assert is_the_definition(torch.randn(2, tokens, 20), torch.randn(2 * (m + n), 20), 2, m)
@@ -138,21 +125,20 @@ def test_less_than_a_tile(tokens, m, n):
 
 def test_the_kernels_are_chosen_by_type_and_size_whatever_the_threads():
     pytest.importorskip("numba")
-    projected, tokens, weight = torch.randn(2, 9, 56), torch.randn(2, 5, 24), torch.randn(56, 24)
+    tokens, weight = torch.randn(2, 5, 24), torch.randn(56, 24)
     with use("auto"):
-        assert CROSS_COVARIANCE.choose(projected, 2, 14) == "numba"
-        assert CROSS_COVARIANCE.choose(projected.double(), 2, 14) == "torch"
-        assert CROSS_COVARIANCE.choose(projected, 2, 7) == "torch"
-        assert PROJECTED_COVARIANCE.choose(tokens, weight, 2, 14) == "numba"
-        assert PROJECTED_COVARIANCE.choose(tokens[:, :3], weight, 2, 14) == "torch"
-        assert PROJECTED_COVARIANCE.choose(tokens[..., :20], weight[:, :20], 2, 14) == "torch"
+        assert CROSS_COVARIANCE.choose(tokens.double(), weight.double(), 2, 14) == "torch"
+        assert CROSS_COVARIANCE.choose(tokens, weight, 2, 7) == "torch"
+        assert CROSS_COVARIANCE.choose(tokens, weight, 2, 14) == "numba"
+        assert CROSS_COVARIANCE.choose(tokens[:, :3], weight, 2, 14) == "torch"
+        assert CROSS_COVARIANCE.choose(tokens[..., :20], weight[:, :20], 2, 14) == "torch"
 
 
 def test_a_bad_number_stays_in_its_sample():
     tokens, weight = torch.randn(9, 6, 20), torch.randn(2 * 28, 20)
-    clean = projected_covariance(tokens, weight, 2, 14)
+    clean = cross_covariance(tokens, weight, 2, 14)
     tokens[4, 3, 2] = float("nan")
-    result = projected_covariance(tokens, weight, 2, 14)
+    result = cross_covariance(tokens, weight, 2, 14)
     others = torch.arange(9) != 4
     assert result[4].isnan().all() and torch.allclose(result[others], clean[others])
 
@@ -168,8 +154,8 @@ def test_threads_change_nothing_but_rounding(monkeypatch):
 def test_threads_may_change_between_forward_and_backward(monkeypatch):
     set_piece(monkeypatch, 60)
     tokens, weight = torch.randn(23, 6, 20, requires_grad=True), torch.randn(2 * 28, 20)
-    (expected,) = torch.autograd.grad(projected_covariance(tokens, weight, 2, 14).square().sum(), tokens)
-    loss = projected_covariance(tokens, weight, 2, 14).square().sum()
+    (expected,) = torch.autograd.grad(cross_covariance(tokens, weight, 2, 14).square().sum(), tokens)
+    loss = cross_covariance(tokens, weight, 2, 14).square().sum()
     with thread_count(2):
         (result,) = torch.autograd.grad(loss, tokens)
     assert relative_error(result, expected) < 1e-6
@@ -178,7 +164,7 @@ def test_threads_may_change_between_forward_and_backward(monkeypatch):
 def test_who_counts_operations_sees_them():
     tokens, weight = torch.randn(3, 6, 20), torch.randn(2 * 28, 20)
     with FlopCounterMode(display=False) as counter:
-        projected_covariance(tokens, weight, 2, 14)
+        cross_covariance(tokens, weight, 2, 14)
     assert counter.get_total_flops() == 2 * 3 * 6 * (20 * 56 + 2 * 14 * 14)
 
 

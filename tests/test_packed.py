@@ -7,7 +7,7 @@ from reference import relative_error
 from sot.core.head import POOLS, HeadConfig
 from sot.core.packed import Packed
 from sot.ops import use
-from sot.ops.cross_covariance import projected_covariance, takes_packed
+from sot.ops.cross_covariance import cross_covariance, takes_packed
 
 pytestmark = pytest.mark.usefixtures("backend", "threads")
 
@@ -95,7 +95,7 @@ def test_kernels_make_the_covariance_and_its_gradients(counts, shape, backend):
     expected = by_definition(*exact)
     slopes = torch.autograd.grad(expected, exact, grad.double())
     inputs = given.tokens.requires_grad_(), weight.requires_grad_()
-    result = projected_covariance(inputs[0].unsqueeze(0), weight, heads, m, starts=given.starts)
+    result = cross_covariance(inputs[0].unsqueeze(0), weight, heads, m, starts=given.starts)
     result = result / given.counts[:, :, None, None]
     assert relative_error(result, expected) < 1e-6
     for one, other in zip(torch.autograd.grad(result, inputs, grad), slopes):
@@ -113,7 +113,7 @@ def test_what_kernels_cannot_take_is_padded():
 def test_a_second_derivative_of_packed_tokens_is_refused_in_a_sentence(backend):
     given, weight = packed(), torch.randn(2 * 28, DIM, requires_grad=True)
     if takes_packed(given.tokens.unsqueeze(0), weight, 2, 14):
-        value = projected_covariance(given.tokens.unsqueeze(0), weight, 2, 14, starts=given.starts)
+        value = cross_covariance(given.tokens.unsqueeze(0), weight, 2, 14, starts=given.starts)
         with pytest.raises(NotImplementedError, match="packed tokens have a first derivative only"):
             torch.autograd.grad(value.sum(), weight, create_graph=True)
 

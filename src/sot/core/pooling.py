@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from sot.core.checks import check_positive
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, MatrixSquareRoot, NormSettings, build_norm
 from sot.core.packed import Packed
-from sot.ops.cross_covariance import cross_covariance, projected_covariance, takes_packed
+from sot.ops.cross_covariance import cross_covariance, takes_packed
+from sot.ops.cross_covariance.reference import cross_products
 from sot.ops.matrix_root import root_of_product
 from sot.ops.precision import at_least_float32, autocast_off, is_autocast
 
@@ -124,13 +125,13 @@ class CrossCovariancePool(Pool):
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if self.can_skip(self.projection, tokens) and not (self.center and mask is not None):
             weight = self.projection.weight
-            product = projected_covariance(tokens, weight, self.heads, self.left_dim, self.center)
+            product = cross_covariance(tokens, weight, self.heads, self.left_dim, self.center)
         else:
             projected = at_least_float32(self.projection(tokens))
             if self.center:
                 projected, _ = keep(projected - _mean(projected, count), mask)
             with autocast_off(tokens):
-                product = cross_covariance(projected, self.heads, self.left_dim)
+                product = cross_products(projected, self.heads, self.left_dim)
         return self._normalized(product, count).to(tokens.dtype)
 
     def _normalized(self, product: Tensor, count: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ class CrossCovariancePool(Pool):
         short = self.can_skip(self.projection, tokens) and not self.center
         if not (short and takes_packed(tokens, weight, self.heads, self.left_dim)):
             return super().pool_packed(packed)
-        product = projected_covariance(tokens, weight, self.heads, self.left_dim, starts=packed.starts)
+        product = cross_covariance(tokens, weight, self.heads, self.left_dim, starts=packed.starts)
         return self._normalized(product, packed.counts)
 
 

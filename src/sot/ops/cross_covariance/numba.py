@@ -20,16 +20,11 @@ LANES, TILE_ROWS, TILE_COLUMNS = 8, 4, 24  # of the kernels
 TOKENS_AT_A_TIME = 1568
 
 
-def accepts(tokens: Tensor, width: int, heads: int, left_dim: int) -> bool:
-    """Whether the kernels can take projected tokens, as wide as said."""
-    known = tokens.dtype == torch.float32 and tokens.device.type == "cpu"
-    return known and min(left_dim, width // heads - left_dim) >= LANES
-
-
-def accepts_projection(tokens: Tensor, weight: Tensor, heads: int, left_dim: int) -> bool:
-    """Whether they can take tokens `(batch, tokens, dim)` and the matrix that projects them, too."""
+def accepts(tokens: Tensor, weight: Tensor, heads: int, left_dim: int) -> bool:
+    """Whether the kernels can take tokens `(batch, tokens, dim)` and the matrix that projects them."""
+    known = tokens.dtype == weight.dtype == torch.float32 and tokens.device.type == "cpu"
     whole = min(weight.shape) >= TILE_COLUMNS and len(weight) % TILE_ROWS == 0 and tokens.shape[1] >= TILE_ROWS
-    return whole and weight.dtype == tokens.dtype and accepts(tokens, len(weight), heads, left_dim)
+    return known and whole and min(left_dim, len(weight) // heads - left_dim) >= LANES
 
 
 class Piece(NamedTuple):
@@ -127,35 +122,6 @@ def _project_piece(samples: Samples, piece: Piece, panels: Panels, out: Tensor) 
         panels.times(*_at_least_a_tile(samples.tokens, piece, out))
     else:
         panels.times(samples.view(piece, samples.tokens), samples.view(piece, out))
-
-
-def multiply(projected: Tensor, starts: Tensor | None, heads: int, left_dim: int) -> Tensor:
-    """`XᵀY (samples, heads, m, n)` of projected tokens."""
-    from sot.ops.cross_covariance import numba_kernels
-
-    samples = Samples.of(projected.contiguous(), starts)
-    sizes = heads, left_dim, projected.shape[2] // heads - left_dim
-    out = projected.new_empty(len(samples.starts) - 1, *sizes)
-    rows, target, bounds = flat(samples.tokens), flat(out), samples.starts.numpy()
-    on_threads(lambda part: numba_kernels.cross_products(rows, bounds, sizes, target, part), len(out))
-    return out
-
-
-def pull_back(projected: Tensor, starts: Tensor | None, grad: Tensor) -> Tensor:
-    """The gradient of the projected tokens from that of `multiply`."""
-    from sot.ops.cross_covariance import numba_kernels
-
-    samples = Samples.of(projected.contiguous(), starts)
-    out, sizes = projected.new_empty(projected.shape), tuple(grad.shape[1:])
-    rows, given, bounds, width = flat(samples.tokens), flat(grad), samples.starts.numpy(), projected.shape[2]
-    target = flat(out)
-
-    def run(part: tuple[int, int]) -> None:
-        own = target[bounds[part[0]] * width :]
-        numba_kernels.pull_back(rows, given, bounds, sizes, own, part)
-
-    on_threads(run, len(grad))
-    return out
 
 
 def pull_back_to_tokens(

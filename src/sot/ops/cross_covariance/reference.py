@@ -1,4 +1,4 @@
-"""The definition: cross-products of projected tokens, `XᵀY` of each head of each sample."""
+"""The definition: `XᵀY` of each head of each sample, X and Y being its tokens projected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cross_products(projected: Tensor, heads: int, left_dim: int) -> Tensor:
     return left.mT @ right
 
 
-def projected_cross_products(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> Tensor:
+def project(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> Tensor:
     """The same of tokens `(batch, tokens, dim)` and `weight (heads · (m + n), dim)`, means subtracted if asked."""
     projected = tokens @ weight.mT
     if center:
