@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from sot.cli.runs import parse_head
+from sot.cli.options import parse_head
 from sot.core.head import HeadConfig
 from sot.training.recipe import Recipe, load_recipe, recipe_names
 

@@ -17,7 +17,10 @@ import torch
 
 logger = logging.getLogger("sot")
 BACKENDS = ("auto", "numba", "torch", "reference")
-HAS_NUMBA = find_spec("numba") is not None
+try:
+    HAS_NUMBA = find_spec("numba") is not None
+except ModuleNotFoundError:  # an import hook says so
+    HAS_NUMBA = False
 
 
 @dataclass(frozen=True)

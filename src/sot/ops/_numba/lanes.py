@@ -1,7 +1,6 @@
 """A SIMD register as a numba type: eight numbers that are added, compared and stored as one, each its own matrix's.
 
 LLVM splits a register that the processor does not have into those it has, so this runs anywhere, fastest from AVX on.
-Imported by the other `simd_` modules only, and they only where numba is installed.
 """
 
 from __future__ import annotations

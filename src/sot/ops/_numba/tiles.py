@@ -1,7 +1,4 @@
-"""Part of a matrix product at a time, four rows by three SIMD registers: twelve sums keep the multipliers busy.
-
-Imported by the other `simd_` modules only, and they only where numba is installed.
-"""
+"""Part of a matrix product at a time, four rows by three SIMD registers: twelve sums keep the multipliers busy."""
 
 from __future__ import annotations
 

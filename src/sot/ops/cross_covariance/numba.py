@@ -7,10 +7,10 @@ stays in its cache at a time.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,11 +50,11 @@ class Samples(NamedTuple):
 
     def pieces(self, samples: tuple[int, int]) -> Iterator[Piece]:
         """Samples of some tokens at a time."""
-        starts, first = self.starts.numpy(), samples[0]
+        starts, first = self.starts.tolist(), samples[0]
         while first < samples[1]:
-            last = int(np.searchsorted(starts, starts[first] + TOKENS_AT_A_TIME, "right")) - 1
+            last = bisect_right(starts, starts[first] + TOKENS_AT_A_TIME) - 1
             last = min(samples[1], max(first + 1, last))
-            yield Piece((first, last), slice(int(starts[first]), int(starts[last])))
+            yield Piece((first, last), slice(starts[first], starts[last]))
             first = last
 
     def view(self, piece: Piece, like: Tensor) -> Tensor:

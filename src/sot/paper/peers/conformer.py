@@ -3,7 +3,7 @@
 Both branches classify: their logits are added. Parameter names and shapes are those of the authors' checkpoints.
 """
 
-# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
+# Annotations stay objects here: torch.fx writes them into the code it makes.
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ class Conformer(nn.Module):
         x, _ = self.conv_1(base)
         words = self.trans_patch_conv(base).flatten(2).transpose(1, 2)
         tokens = self.trans_1(torch.cat([self.cls_token.expand(words.shape[0], -1, -1), words], dim=1))
-        x, tokens = self.conv_trans_2(x, tokens)  # written out for TorchScript
+        x, tokens = self.conv_trans_2(x, tokens)
         x, tokens = self.conv_trans_3(x, tokens)
         x, tokens = self.conv_trans_4(x, tokens)
         x, tokens = self.conv_trans_5(x, tokens)

@@ -3,7 +3,7 @@
 Parameter names and shapes are those of the authors' checkpoints.
 """
 
-# Annotations stay objects here: torch.fx writes them into the code it makes, and TorchScript reads them there.
+# Annotations stay objects here: torch.fx writes them into the code it makes.
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,7 +133,7 @@ class PyramidVisionTransformer(nn.Module):
         self.register_module("patch_embed1", embedding_like(self.patch_embed1, kind))
 
     def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Tokens of the last stage, class token first, and the maps of the four; written out for TorchScript."""
+        """Tokens of the last stage, class token first, and the maps of the four."""
         height, width = x.shape[2], x.shape[3]
         grid = [height // 4, width // 4]
         x = self.pos_drop1(self.patch_embed1(x) + fit_positions(self.pos_embed1, self.patch_embed1.grid_size, grid))
