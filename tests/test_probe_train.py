@@ -5,7 +5,6 @@ import pytest
 import torch
 from test_probe import hand_made
 
-from sot.ops import use
 from sot.probe import HEADS, Budget, Features
 from sot.probe.fitting import Target, train_head, training_batches
 from sot.probe.heads import standardising_head, token_statistics

@@ -20,6 +20,7 @@ NETTE_ARGS = {"embed": "naive", "patch_size": 16, "embed_dim": 64, "depth": 4, "
 NETTE = ("img_size=112", f"model_args={json.dumps(NETTE_ARGS)}")
 SETTINGS = {  # of the commands in the page, by the folder of their results
     "": (),
+    "cifar10-all": ("train_samples=0",),
     "clipped": ("max_grad_norm=1",),
     "imagenette": (*NETTE, "train_samples=4000"),
     "imagenette-exact": (*NETTE, "train_samples=4000", "head.norm=svpn", "head.exponent=0.25"),

@@ -21,7 +21,7 @@ def decompose(matrix: Tensor, symmetric: bool = False) -> tuple[Tensor, Tensor, 
     solvable = torch.where(finite, matrix, torch.zeros_like(matrix))  # LAPACK refuses the whole batch otherwise
     if symmetric:
         values, left = torch.linalg.eigh(solvable)
-        values, right = values.clamp_min(0), left.mT
+        values, right = values.clamp_min(0), left.mT.clone()  # an operator may not return the same memory twice
     else:
         left, values, right = torch.linalg.svd(solvable, full_matrices=False)
     return left, torch.where(finite[..., 0], values, torch.full_like(values, float("nan"))), right
