@@ -100,7 +100,7 @@ def find_blocks(
 ) -> tuple[Register, Register, Register]:
     """Lane by lane the first block that is not diagonal: its start and end, or n and -1, and how a sweep begins.
 
-    Below `low` all lanes are diagonal, and stay so.
+    Below `low` all lanes are diagonal, and stay so. `eigh_scalar.find_block` is the same for one matrix.
     """
     zero, one = fill(0.0), fill(1.0)
     first, end, stop = fill(float(n)), fill(-1.0), fill(n - 1.0)
@@ -122,7 +122,10 @@ def find_blocks(
 def sweep(
     diagonal: Array, beside: Array, turns: Array, window: tuple[int, int], first: Register, end: Register, g: Register
 ) -> None:
-    """One implicit QL step up the window; a lane turns between its own `first` and `end` only. Keeps (cos, sin)."""
+    """One implicit QL step up the window; a lane turns between its own `first` and `end` only. Keeps (cos, sin).
+
+    `eigh_scalar.sweep_block` is the same for one matrix, with the source of the algorithm.
+    """
     zero, one = fill(0.0), fill(1.0)
     s, c, q = one, one, load(diagonal, window[1] * LANES)
     for i in range(window[1] - 1, window[0] - 1, -1):

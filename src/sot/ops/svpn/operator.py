@@ -32,7 +32,9 @@ def _compute(matrix: Tensor, exponent: float, symmetric: bool, keep: bool, backe
         out, parts = numba.power(matrix, exponent, keep)
     else:
         out, parts = by_torch.power(matrix, exponent, symmetric)
-    return out, *(parts if keep and parts is not None else _nothing(matrix))
+    if not keep or parts is None:
+        return out, *_nothing(matrix)
+    return out, *(part.contiguous() for part in parts)  # as `_fake` has them; LAPACK gives columns
 
 
 def _nothing(matrix: Tensor) -> tuple[Tensor, ...]:
