@@ -13,7 +13,7 @@ from sot.bench.cases import SIZES, Case, Measurement, Size, run_case
 from sot.bench.head_cost import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
 from sot.bench.memory import measure_memory
 from sot.bench.norm_cost import normalize_cases
-from sot.bench.references import cross_covariance, deflated_power, published_root, svd_power
+from sot.bench.references import deflated_power, published_covariance, published_root, svd_power
 from sot.bench.report import BenchReport
 from sot.bench.timing import Race, Spread, growth_exponent, race, thread_count
 from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
@@ -119,7 +119,7 @@ def test_published_root_agrees_with_the_library(num_iterations):
 def test_published_mean_is_one_number_for_all_channels():
     left, right = torch.randn(2, 7, 3), torch.randn(2, 7, 3)
     expected = (left - left.mean((1, 2), keepdim=True)).mT @ (right - right.mean((1, 2), keepdim=True)) / 7
-    assert torch.allclose(cross_covariance(left, right, True), expected, atol=1e-6)
+    assert torch.allclose(published_covariance(left, right, True), expected, atol=1e-6)
 
 
 def test_published_head_with_the_same_weights_gives_the_same_logits():

@@ -12,6 +12,7 @@ from sot import POOLS, Fusion, HeadConfig, SecondOrderHead
 
 DIM, CLASSES = 16, 5
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4, "reduced_dim": 5}
+pytestmark = pytest.mark.usefixtures("threads")
 FUSIONS = [fusion.value for fusion in Fusion]
 
 

@@ -87,7 +87,7 @@ def published_root(spd: Tensor, num_iterations: int = 5) -> Tensor:
     return _PublishedRoot.apply(spd, num_iterations)
 
 
-def cross_covariance(left: Tensor, right: Tensor, center: bool) -> Tensor:
+def published_covariance(left: Tensor, right: Tensor, center: bool) -> Tensor:
     """`XᵀY / q` of `(batch, q, m)` and `(batch, q, n)`; `center` subtracts one mean over tokens and channels."""
     if center:
         left = left - F.adaptive_avg_pool2d(left, 1)
@@ -112,5 +112,5 @@ class PublishedHead(nn.Module):
         left, right = projected.permute(2, 0, 3, 1, 4)  # (batch, heads, tokens, head_dim) each
         left = left.reshape(batch * self.heads, count, self.head_dim)
         right = right.reshape(batch * self.heads, count, self.head_dim)
-        normalized = deflated_power(cross_covariance(left, right, self.center), self.start)
+        normalized = deflated_power(published_covariance(left, right, self.center), self.start)
         return self.class_linear(class_token) + self.word_linear(normalized.reshape(batch, -1))

@@ -14,7 +14,7 @@ from sot.ops.registry import HAS_NUMBA, asked
 LANES = 8
 
 
-def read_rows(rows: Any, begins: Any, ends: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def scaled_rows(rows: Any, begins: Any, ends: Any, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Rows `begins[i]` to before `ends[i]` of an array of half precision, for all i, in float32.
 
     Times weight plus bias, if there are any.
@@ -23,10 +23,10 @@ def read_rows(rows: Any, begins: Any, ends: Any, weight: Tensor | None, bias: Te
         return _read(rows, begins, ends)
     if not _by_kernel(rows):
         return torch.addcmul(bias, _read(rows, begins, ends), weight)
-    from sot.ops._numba import half_rows
+    from sot.ops._numba import half_kernels
 
     out = weight.new_empty(int((ends - begins).sum()), rows.shape[1])
-    half_rows.scale(rows.view("u2").reshape(-1), begins, ends, flat(weight), flat(bias), flat(out))
+    half_kernels.scale(rows.view("u2").reshape(-1), begins, ends, flat(weight), flat(bias), flat(out))
     return out
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sot.core.packed import Packed
-from sot.ops.half_rows import read_rows
+from sot.ops.half_rows import scaled_rows
 
 Array = NDArray[Any]
 
@@ -83,7 +83,7 @@ class Features:
 
 def _read_rows(source: Array, begins: Array, ends: Array, norm: nn.LayerNorm | None) -> Tensor:
     """Rows `begins[i]` to before `ends[i]`, for all i."""
-    return read_rows(source, begins, ends, *((None, None) if norm is None else (norm.weight, norm.bias)))
+    return scaled_rows(source, begins, ends, *((None, None) if norm is None else (norm.weight, norm.bias)))
 
 
 def clock() -> float:

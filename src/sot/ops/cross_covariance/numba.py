@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     rows: slice
 
 
-class Samples(NamedTuple):
+class TokenRows(NamedTuple):
     """Where the tokens of each sample are."""
 
     tokens: Tensor  # (batch, tokens, dim), each token a row
@@ -42,14 +42,14 @@ class Samples(NamedTuple):
     is_packed: bool
 
     @classmethod
-    def of(cls, tokens: Tensor, starts: Tensor | None) -> Samples:
+    def of(cls, tokens: Tensor, starts: Tensor | None) -> TokenRows:
         """Tokens that are in rows, copied if they are not."""
         rows = tokens if tokens.stride()[1:] == (tokens.shape[2], 1) else tokens.contiguous()
         dense = torch.arange(tokens.shape[0] + 1) * tokens.shape[1]
         return cls(rows, dense if starts is None else starts, starts is not None)
 
     def pieces(self, samples: tuple[int, int]) -> Iterator[Piece]:
-        """Samples of some tokens at a time."""
+        """TokenRows of some tokens at a time."""
         starts, first = self.starts.tolist(), samples[0]
         while first < samples[1]:
             last = bisect_right(starts, starts[first] + TOKENS_AT_A_TIME) - 1
@@ -96,7 +96,7 @@ def project(
     tokens: Tensor, weight: Tensor, starts: Tensor | None, heads: int, left_dim: int, center: bool
 ) -> tuple[Tensor, Tensor]:
     """`XᵀY (samples, heads, m, n)`, and the projected tokens `(batch, tokens, heads · (m + n))`."""
-    samples, width = Samples.of(tokens, starts), len(weight)
+    samples, width = TokenRows.of(tokens, starts), len(weight)
     projected = tokens.new_empty(*tokens.shape[:2], width)
     sizes = heads, left_dim, width // heads - left_dim
     out = tokens.new_empty(len(samples.starts) - 1, *sizes)
@@ -115,7 +115,7 @@ def project(
     return out, projected
 
 
-def _project_piece(samples: Samples, piece: Piece, panels: Panels, out: Tensor) -> None:
+def _project_piece(samples: TokenRows, piece: Piece, panels: Panels, out: Tensor) -> None:
     if piece.rows.start == piece.rows.stop:
         return
     if samples.is_packed:
@@ -134,7 +134,7 @@ def pull_back_to_tokens(
     of_weight: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of tokens and weight as far as they are wanted, of the others nothing."""
-    samples = Samples.of(tokens, starts)
+    samples = TokenRows.of(tokens, starts)
     d_tokens = tokens.new_empty(tokens.shape if of_tokens else 0)
     panels = Panels(weight.detach()) if of_tokens else None  # a frozen backbone has no use for it
     padded = (len(weight), _whole_tiles(weight.shape[1]))
@@ -151,7 +151,7 @@ def pull_back_to_tokens(
 
 
 def _pull_back_part(
-    samples: Samples,
+    samples: TokenRows,
     part: tuple[int, int],
     projected: Tensor,
     grad: Tensor,
