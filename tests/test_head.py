@@ -12,7 +12,6 @@ from sot import POOLS, Fusion, HeadConfig, SecondOrderHead
 
 DIM, CLASSES = 16, 5
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4, "reduced_dim": 5}
-pytestmark = pytest.mark.usefixtures("threads")
 FUSIONS = [fusion.value for fusion in Fusion]
 
 
@@ -27,6 +26,7 @@ def inputs(batch=3, length=7):
     return torch.randn(batch, DIM), torch.randn(batch, length, DIM), mask
 
 
+@pytest.mark.usefixtures("threads")
 def test_fusions_are_the_papers_formulae():
     class_token, words, mask = inputs()
     head = build(fusion="sum")
@@ -76,6 +76,7 @@ def test_loss_of_the_other_fusions_is_plain_cross_entropy(fusion):
     assert torch.allclose(head.loss(branches, target), F.cross_entropy(head(class_token, words, mask), target))
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("pool", POOLS)
 def test_every_head_trains_and_leaves_no_parameter_without_gradient(pool, fusion):
@@ -93,6 +94,7 @@ def test_every_head_trains_and_leaves_no_parameter_without_gradient(pool, fusion
     assert bare(class_token, words, mask).shape == (3, 9)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_padding_batch_and_order_do_not_matter(fusion):
     head, (class_token, words, mask) = build(fusion=fusion).double(), inputs()
@@ -107,6 +109,7 @@ def test_padding_batch_and_order_do_not_matter(fusion):
     assert torch.allclose(one, expected, atol=1e-12)
 
 
+@pytest.mark.usefixtures("threads")
 def test_not_a_number_stays_in_its_sample():
     head, (class_token, words, _) = build(), inputs()
     expected = head(class_token, words)
