@@ -18,9 +18,7 @@ from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, M
 
 
 def _norm_settings(config: HeadConfig) -> dict[str, Any]:
-    settings: dict[str, Any] = {"exponent": config.exponent, "num_values": config.num_values}
-    settings |= {"num_iterations": config.num_iterations, "center": config.center}
-    return settings if config.norm is None else settings | {"norm": config.norm}
+    return {name: getattr(config, name) for name in ("norm", "exponent", "num_values", "num_iterations", "center")}
 
 
 POOLS: dict[str, Callable[[int, HeadConfig], Pool]] = {
@@ -119,7 +117,7 @@ class SecondOrderHead(nn.Module):
         if isinstance(word_tokens, Packed):
             packed = Packed(self.norm(word_tokens.tokens), word_tokens.starts)
             if self.fusion != "aggr_all":
-                return self.pool.pool_packed(packed)
+                return self.pool(packed)
             words, mask = packed.padded()
         else:
             words = self.norm(word_tokens)

@@ -67,7 +67,7 @@ def degree_of(head: SecondOrderHead) -> float:
         return 1.0
     if not isinstance(pool, CrossCovariancePool | CovariancePool):
         raise ValueError(f"evidence of words is defined for mgcrp, gcp and gap, not for {_name(head)}")
-    norm = head.config.norm or ("svpn_fast" if isinstance(pool, CrossCovariancePool) else "isqrt")
+    norm = str(head.config.norm)
     known = {"none": 1.0, "scale": 1.0, "isqrt": 0.5, "svpn_matmul": 0.5}
     if norm in ("epn", "ln"):
         raise ValueError(f"evidence of words needs a norm that keeps a size, {norm} has none; accepted: svpn, none, …")
