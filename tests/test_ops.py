@@ -69,7 +69,9 @@ def test_a_backend_is_asked_for_at_once_or_for_a_while():
 
 
 def test_unknown_backends_are_refused_by_name(monkeypatch):
-    with pytest.raises(ValueError, match="the backend must be one of auto, numba, torch, reference, got 'cuda'"):
+    with pytest.raises(
+        ValueError, match="the backend must be one of auto, numba, triton, torch, reference, got 'cuda'"
+    ):
         use("cuda")
     monkeypatch.setattr(registry, "HAS_NUMBA", False)
     with pytest.raises(ValueError, match="the backend is 'numba', which is not installed: pip install numba"):

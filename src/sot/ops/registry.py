@@ -16,11 +16,18 @@ from typing import Any
 import torch
 
 logger = logging.getLogger("sot")
-BACKENDS = ("auto", "numba", "torch", "reference")
-try:
-    HAS_NUMBA = find_spec("numba") is not None
-except ModuleNotFoundError:  # an import hook says so
-    HAS_NUMBA = False
+BACKENDS = ("auto", "numba", "triton", "torch", "reference")
+
+
+def installed(package: str) -> bool:
+    """Whether a package can be imported. It is not."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # an import hook says so
+        return False
+
+
+HAS_NUMBA, HAS_TRITON = installed("numba"), installed("triton")
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,8 @@ def checked(name: str, source: str) -> str:
     """The name of a backend; ValueError if there is no such, or if it is not installed."""
     if name not in BACKENDS:
         raise ValueError(f"{source} must be one of {', '.join(BACKENDS)}, got {name!r}")
-    if name == "numba" and not HAS_NUMBA:
-        raise ValueError(f"{source} is 'numba', which is not installed: pip install numba")
+    if (name == "numba" and not HAS_NUMBA) or (name == "triton" and not HAS_TRITON):
+        raise ValueError(f"{source} is {name!r}, which is not installed: pip install {name}")
     return name
 
 

@@ -9,14 +9,16 @@ from torch import Tensor
 
 from sot.ops.library import define
 from sot.ops.precision import at_least_float32, autocast_off
-from sot.ops.registry import HAS_NUMBA, Operator, anything, log_once
+from sot.ops.registry import HAS_NUMBA, HAS_TRITON, Operator, anything, log_once
 from sot.ops.svpn import export, numba, reference
 from sot.ops.svpn import torch as by_torch
+from sot.ops.svpn import triton as by_triton
 
 SVPN = Operator(
     "svpn",
     {
         **({"numba": lambda matrix, exponent, symmetric: numba.accepts(matrix, symmetric)} if HAS_NUMBA else {}),
+        **({"triton": lambda matrix, exponent, symmetric: by_triton.accepts(matrix, symmetric)} if HAS_TRITON else {}),
         "torch": anything,
         "export": lambda matrix, exponent, symmetric: exponent in export.ROOTS and not symmetric,
         "reference": anything,
@@ -30,6 +32,8 @@ def _compute(matrix: Tensor, exponent: float, symmetric: bool, keep: bool, backe
     log_once("svpn", backend)
     if backend == "numba":
         out, parts = numba.power(matrix, exponent, keep)
+    elif backend == "triton":
+        out, parts = by_triton.power(matrix, exponent)
     else:
         out, parts = by_torch.power(matrix, exponent, symmetric)
     if not keep or parts is None:
@@ -73,6 +77,8 @@ def _compute_gradient(
 ) -> Tensor:
     if backend == "numba":
         return numba.pull_back(grad, (left, values, right), exponent, eps)
+    if backend == "triton":
+        return by_triton.pull_back(grad, (left, values, right), exponent, eps)
     return by_torch.pull_back(grad, (left, values, right), exponent, eps, symmetric)
 
 
