@@ -16,13 +16,13 @@ from timm.layers import (
     register_notrace_function,
     to_2tuple,
 )
-from timm.models import generate_default_cfgs, named_apply, register_model
+from timm.models import generate_default_cfgs, named_apply
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 
 from sot.models.embedding.token_embed import embedding_like
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 from sot.paper.peers.spatial_reduction import PyramidBlock, to_map
 
 __all__ = ["PyramidVisionTransformer"]
@@ -230,36 +230,10 @@ def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> 
     return state
 
 
-VARIANTS = {"pvt_tiny": (2, 2, 2, 2), "pvt_small": (3, 4, 6, 3), "pvt_large": (3, 8, 27, 3)}
-CFG = image_cfg("patch_embed1.proj", fixed_input_size=False)
-default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, CFG))
-
-
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
-    return build_variant(
-        PyramidVisionTransformer,
-        variant,
-        pretrained,
-        {"depths": VARIANTS[variant]},
-        kwargs,
-        filter_fn=resize_positions,
-        out_indices=(0, 1, 2, 3),
-    )
-
-
-@register_model
-def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Tiny: 13.2 M parameters, 1.9 G multiply-adds."""
-    return _create("pvt_tiny", pretrained, kwargs)
-
-
-@register_model
-def pvt_small(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Small: 24.5 M parameters, 3.8 G multiply-adds."""
-    return _create("pvt_small", pretrained, kwargs)
-
-
-@register_model
-def pvt_large(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Large: 61.4 M parameters, 9.8 G multiply-adds."""
-    return _create("pvt_large", pretrained, kwargs)
+VARIANTS = {
+    "pvt_tiny": {"depths": (2, 2, 2, 2)},  # 13.2 M parameters, 1.9 G multiply-adds
+    "pvt_small": {"depths": (3, 4, 6, 3)},  # 24.5 M, 3.8 G
+    "pvt_large": {"depths": (3, 8, 27, 3)},  # 61.4 M, 9.8 G
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, image_cfg("patch_embed1.proj", fixed_input_size=False)))
+register_variants(PyramidVisionTransformer, VARIANTS, filter_fn=resize_positions, out_indices=(0, 1, 2, 3))
