@@ -135,33 +135,20 @@ class PyramidVisionTransformer(nn.Module):
     def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Tokens of the last stage, class token first, and the maps of the four."""
         height, width = x.shape[2], x.shape[3]
-        grid = [height // 4, width // 4]
-        x = self.pos_drop1(self.patch_embed1(x) + fit_positions(self.pos_embed1, self.patch_embed1.grid_size, grid))
-        for block in self.block1:
-            x = block(x, grid)
-        maps = [to_map(x, grid)]
-
-        grid = [height // 8, width // 8]
-        x = self.patch_embed2(maps[0])
-        x = self.pos_drop2(x + fit_positions(self.pos_embed2, self.patch_embed2.grid_size, grid))
-        for block in self.block2:
-            x = block(x, grid)
-        maps.append(to_map(x, grid))
-
-        grid = [height // 16, width // 16]
-        x = self.patch_embed3(maps[1])
-        x = self.pos_drop3(x + fit_positions(self.pos_embed3, self.patch_embed3.grid_size, grid))
-        for block in self.block3:
-            x = block(x, grid)
-        maps.append(to_map(x, grid))
-
-        grid = [height // 32, width // 32]
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed4(maps[2])], dim=1)
-        words = fit_positions(self.pos_embed4[:, 1:], self.patch_embed4.grid_size, grid)
-        x = self.pos_drop4(x + torch.cat([self.pos_embed4[:, :1], words], dim=1))
-        for block in self.block4:
-            x = block(x, grid)
-        maps.append(to_map(x[:, 1:], grid))
+        maps: list[Tensor] = []
+        for i, stride in enumerate(STRIDES, 1):
+            embed, positions = getattr(self, f"patch_embed{i}"), getattr(self, f"pos_embed{i}")
+            grid = [height // stride, width // stride]
+            prefix = self.num_prefix_tokens if i == len(STRIDES) else 0
+            x = embed(maps[-1] if maps else x)
+            table = fit_positions(positions[:, prefix:], embed.grid_size, grid)
+            if prefix:
+                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+                table = torch.cat([positions[:, :prefix], table], dim=1)
+            x = getattr(self, f"pos_drop{i}")(x + table)
+            for block in getattr(self, f"block{i}"):
+                x = block(x, grid)
+            maps.append(to_map(x[:, prefix:], grid))
         return x, maps
 
     def forward_features(self, x: Tensor) -> Tensor:
