@@ -50,10 +50,7 @@ class AttentionPool(Pool):
         query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, 1, dim / heads)
         keys_values = self.kv(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(
-            query,
-            keys_values[0],
-            keys_values[1],
-            attn_mask=None if mask is None else attention_mask(mask),
+            query, keys_values[0], keys_values[1], attn_mask=None if mask is None else attention_mask(mask)
         )
         return attended.transpose(1, 2).flatten(2)[:, 0]
 
