@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.table import Table
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -67,6 +68,16 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def rich_table(words: Sequence[Any], numbers: Iterable[str], rows: Iterable[Sequence[Any]] = (), **look: Any) -> Table:
+    """Columns of words, right-aligned columns of numbers beside them, and rows, for a terminal."""
+    from rich.table import Column, Table
+
+    table = Table(*words, *(Column(name, justify="right") for name in numbers), **look)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def as_png(figure: Figure) -> bytes:

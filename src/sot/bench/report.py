@@ -11,7 +11,7 @@ import torch
 from rich.table import Table
 
 from sot.bench.cases import Measurement
-from sot.files import as_png
+from sot.files import as_png, rich_table
 
 COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "note")
 
@@ -49,10 +49,7 @@ class BenchReport:
     def table(self) -> Table:
         """For a terminal."""
         columns, lines = _shown(self.rows)
-        table = Table(*columns, title=self.title, caption=self.caption)
-        for line in lines:
-            table.add_row(*line)
-        return table
+        return rich_table(columns, [], lines, title=self.title, caption=self.caption)
 
     def markdown(self) -> str:
         """For a page."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import linear_regression, median, quantiles
 from typing import Any
 
 import torch
@@ -84,7 +85,4 @@ def race(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int =
 
 def growth_exponent(sizes: list[int], costs: list[float]) -> float:
     """Slope of the line through log cost over log size: 1 for a cost that grows in proportion."""
-    x = torch.tensor(sizes, dtype=torch.float64).log()
-    y = torch.tensor(costs, dtype=torch.float64).log()
-    x = x - x.mean()
-    return float((x * (y - y.mean())).sum() / x.square().sum())
+    return linear_regression([math.log(size) for size in sizes], [math.log(cost) for cost in costs]).slope

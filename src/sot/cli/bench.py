@@ -119,15 +119,11 @@ def normalize(
     from sot.bench.norm_cost import normalize_cases
 
     sizes = choose_sizes(size, batch, tokens)
-    show(
-        "sot bench normalize",
-        lambda: run_cases(normalize_cases(sizes), rounds),
-        threads,
-        rounds,
-        as_json,
-        markdown,
-        picture,
-    )
+
+    def measure() -> list[Measurement]:
+        return run_cases(normalize_cases(sizes), rounds)
+
+    show("sot bench normalize", measure, threads, rounds, as_json, markdown, picture)
 
 
 @app.command()

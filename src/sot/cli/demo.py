@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from sot.cli.options import SetOption, console, errors
+from sot.files import rich_table
 
 
 def demo(
@@ -24,12 +24,8 @@ def demo(
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     accuracies = run_demo(out, range(seeds), lambda text: errors.print(text, highlight=False), settings or [])
-    table = Table("head", title=f"digits, accuracy in % over {seeds} seeds")
-    table.add_column("mean", justify="right")
-    table.add_column("spread", justify="right")
-    for row in summary(accuracies):
-        table.add_row(*row)
-    console.print(table)
+    title = f"digits, accuracy in % over {seeds} seeds"
+    console.print(rich_table(["head"], ["mean", "spread"], summary(accuracies), title=title))
     console.print(
         f"Curves: {out / 'demo.png'}. Next: sot train --model deit_tiny_patch16_224 --data FOLDER --out RUN",
         soft_wrap=True,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from sot.cli.options import (
     BatchOption,
@@ -25,7 +24,7 @@ from sot.cli.options import (
     refuse,
     text_data,
 )
-from sot.files import write_atomically
+from sot.files import rich_table, write_atomically
 
 if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
@@ -103,15 +102,9 @@ def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
         typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
         return
     print_scores(result.scores, False, f"{folder} {result.note}")
-    rows = result.by_class()
-    if not rows:  # of a regression
-        return
-    table = Table("class")
-    for column in ("samples", "recall", "precision"):
-        table.add_column(column, justify="right")
-    for name, samples, recall, precision in rows:
-        table.add_row(plain(name), str(samples), f"{recall:.3f}", f"{precision:.3f}")
-    console.print(table)
+    rows = [(plain(name), str(samples), f"{r:.3f}", f"{p:.3f}") for name, samples, r, p in result.by_class()]
+    if rows:  # none of a regression
+        console.print(rich_table(["class"], ["samples", "recall", "precision"], rows))
 
 
 def _evaluate_corrupted(
@@ -130,9 +123,7 @@ def _evaluate_corrupted(
         rows = [vars(each) for each in found]
         typer.echo(json.dumps({"clean": found[0].accuracy, "corrupted": mean_accuracy(found), "rows": rows[1:]}))
         return
-    table = Table("corruption", title=plain(f"{folder}: accuracy"))
-    for number in numbers:
-        table.add_column(f"severity {number}", justify="right")
+    table = rich_table(["corruption"], [f"severity {n}" for n in numbers], title=plain(f"{folder}: accuracy"))
     for name in dict.fromkeys(each.corruption for each in found[1:]):
         table.add_row(name, *(f"{each.accuracy:.4f}" for each in found if each.corruption == name))
     console.print(table)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from sot.cli.options import JsonOption, console, plain
+from sot.files import rich_table
 
 
 def export(
@@ -25,8 +25,6 @@ def export(
     if as_json:
         typer.echo(json.dumps({"file": str(result.file), "differences": result.differences}))
         return
-    table = Table("samples", title=plain(f"{result.file}, {result.file.stat().st_size / 1e6:.1f} MB"))
-    table.add_column("largest difference of a logit", justify="right")
-    for samples, difference in result.differences.items():
-        table.add_row(str(samples), f"{difference:.1e}")
-    console.print(table)
+    title = plain(f"{result.file}, {result.file.stat().st_size / 1e6:.1f} MB")
+    rows = ((str(samples), f"{difference:.1e}") for samples, difference in result.differences.items())
+    console.print(rich_table(["samples"], ["largest difference of a logit"], rows, title=title))

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from sot.cli.options import LinesOption, console, progress
+from sot.files import rich_table
 
 if TYPE_CHECKING:
     from sot.models.complexity import Complexity
@@ -49,9 +49,7 @@ def _show_counts(rows: list[tuple[str, Complexity, tuple[float, float] | None]],
             typer.echo(json.dumps(record))
         return
     caption = "MACs: convolutions and linear layers, as the paper counts; all MACs: attention products too."
-    table = Table("model", caption=caption)
-    for column in ("params M", "paper", "MACs G", "paper", "all MACs G"):
-        table.add_column(column, justify="right")
+    table = rich_table(["model"], ["params M", "paper", "MACs G", "paper", "all MACs G"], caption=caption)
     for name, count, paper in rows:
         figures = [f"{figure:g}" for figure in paper] if paper else ["", ""]
         macs, all_macs = f"{count.layer_macs / 1e9:.2f}", f"{count.all_macs / 1e9:.2f}"
@@ -78,9 +76,8 @@ def _show_training(names: list[str], as_json: bool) -> None:
     from sot.models.complexity import IMAGENET_PICTURES, measure_training
 
     caption = "float32; an epoch has 1.28 million pictures; minutes on one device that sustains 10 Tera-MACs a second."
-    table = Table("model", caption=caption)
-    for column in ("state GB", "saved MB/picture", "GB at batch 128", "MACs G/picture", "MACs P/epoch", "min/epoch"):
-        table.add_column(column, justify="right")
+    columns = ("state GB", "saved MB/picture", "GB at batch 128", "MACs G/picture", "MACs P/epoch", "min/epoch")
+    table = rich_table(["model"], columns, caption=caption)
     for name in progress(names, "Counting"):
         model = timm.create_model(name)
         cost = measure_training(model, model.default_cfg["input_size"])

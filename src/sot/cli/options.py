@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
+
+from sot.files import rich_table
 
 if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
     from sot.core.head import HeadConfig
@@ -168,8 +169,5 @@ def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
     if as_json:
         typer.echo(json.dumps(scores))
         return
-    table = Table("score", title=Text(title))
-    table.add_column("value", justify="right")
-    for name, value in scores.items():
-        table.add_row(name.removeprefix("eval_"), f"{value:.4f}")
-    console.print(table)
+    rows = ((name.removeprefix("eval_"), f"{value:.4f}") for name, value in scores.items())
+    console.print(rich_table(["score"], ["value"], rows, title=Text(title)))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from sot.cli.options import SetOption, WorkersOption, console, errors, is_first_process, progress
+from sot.files import rich_table
 
 if TYPE_CHECKING:
     from sot.paper.work import Store, Unit, Where
@@ -69,12 +69,9 @@ def reproduce(
 def _list(preset: str) -> None:
     from sot.paper.table import load_table, table_names
 
-    shown = Table("table", "title", title=f"The paper's tables, preset {preset}")
-    shown.add_column("rows", justify="right")
-    for name in table_names():
-        table = load_table(name, preset)
-        shown.add_row(name, table.title, str(len(table.rows)))
-    console.print(shown)
+    tables = [load_table(name, preset) for name in table_names()]
+    rows = ((table.name, table.title, str(len(table.rows))) for table in tables)
+    console.print(rich_table(["table", "title"], ["rows"], rows, title=f"The paper's tables, preset {preset}"))
 
 
 def _train(units: list[Unit], store: Store, where: Where, workers: int, threads: int | None) -> None:
@@ -103,9 +100,8 @@ def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
     first: dict[tuple[str, str | None], Unit] = {}
     for unit in missing:
         first.setdefault((unit.row.name, unit.task), unit)
-    shown = Table("row", "task", caption="Hours: on this machine, from one small step; reading data comes on top.")
-    for heading in ("trainings", "steps", "MACs P", "hours"):
-        shown.add_column(heading, justify="right")
+    caption = "Hours: on this machine, from one small step; reading data comes on top."
+    shown = rich_table(["row", "task"], ["trainings", "steps", "MACs P", "hours"], caption=caption)
     total = [0.0, 0.0, 0.0]
     for unit in progress(first.values(), "Timing"):
         cost = estimate(unit, where)

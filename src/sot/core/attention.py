@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,10 +32,9 @@ class AttentionPool(Pool):
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
         self.norm = nn.LayerNorm(dim)
-        self.mlp = nn.Sequential()
-        self.mlp.add_module("fc1", nn.Linear(dim, int(dim * mlp_ratio)))
-        self.mlp.add_module("act", nn.GELU())
-        self.mlp.add_module("fc2", nn.Linear(int(dim * mlp_ratio), dim))
+        hidden = int(dim * mlp_ratio)
+        layers = {"fc1": nn.Linear(dim, hidden), "act": nn.GELU(), "fc2": nn.Linear(hidden, dim)}
+        self.mlp = nn.Sequential(OrderedDict(layers))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -50,10 +51,7 @@ class AttentionPool(Pool):
         query = query.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (batch, heads, 1, dim / heads)
         keys_values = self.kv(tokens).unflatten(-1, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(
-            query,
-            keys_values[0],
-            keys_values[1],
-            attn_mask=None if mask is None else attention_mask(mask),
+            query, keys_values[0], keys_values[1], attn_mask=None if mask is None else attention_mask(mask)
         )
         return attended.transpose(1, 2).flatten(2)[:, 0]
 

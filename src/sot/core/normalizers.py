@@ -10,38 +10,31 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sot.core import normalize
 from sot.core.checks import check_exponent, check_positive
-from sot.core.normalize import (
-    element_power_norm,
-    fast_singular_value_power_norm,
-    matrix_power_norm,
-    matrix_square_root,
-    singular_value_power_norm,
-)
-from sot.ops.precision import autocast_off
 from sot.ops.svpn.export import former_power
 
 
-class SingularValuePowerNorm(nn.Module):
-    """Exact svPN; see `singular_value_power_norm`."""
-
+class _PowerNorm(nn.Module):
     def __init__(self, exponent: float = 0.5) -> None:
         super().__init__()
         check_exponent(exponent)
         self.exponent = exponent
 
+
+class SingularValuePowerNorm(_PowerNorm):
+    """Exact svPN; see `singular_value_power_norm`."""
+
     def forward(self, matrix: Tensor) -> Tensor:
-        return singular_value_power_norm(matrix, self.exponent)
+        return normalize.singular_value_power_norm(matrix, self.exponent)
 
 
-class FastSingularValuePowerNorm(nn.Module):
+class FastSingularValuePowerNorm(_PowerNorm):
     """Approximate svPN, one learned start vector for all samples and heads; see `fast_singular_value_power_norm`."""
 
     def __init__(self, right_dim: int, exponent: float = 0.5, num_values: int = 1, num_iterations: int = 1) -> None:
-        super().__init__()
-        check_exponent(exponent)
+        super().__init__(exponent)
         check_positive(right_dim=right_dim, num_values=num_values, num_iterations=num_iterations)
-        self.exponent = exponent
         self.num_values = num_values
         self.num_iterations = num_iterations
         self.start = nn.Parameter(torch.empty(right_dim))
@@ -52,7 +45,9 @@ class FastSingularValuePowerNorm(nn.Module):
         nn.init.normal_(self.start)
 
     def forward(self, matrix: Tensor) -> Tensor:
-        return fast_singular_value_power_norm(matrix, self.start, self.exponent, self.num_values, self.num_iterations)
+        return normalize.fast_singular_value_power_norm(
+            matrix, self.start, self.exponent, self.num_values, self.num_iterations
+        )
 
 
 class FormerProductNorm(nn.Module):
@@ -64,21 +59,14 @@ class FormerProductNorm(nn.Module):
             raise ValueError(f"svpn_matmul has exponent 0.5 only, got {exponent}; svpn takes any")
 
     def forward(self, matrix: Tensor) -> Tensor:
-        wide = matrix.shape[-2] < matrix.shape[-1]
-        with autocast_off(matrix):
-            return former_power(matrix.mT).mT if wide else former_power(matrix)
+        return former_power(matrix)
 
 
-class MatrixPowerNorm(nn.Module):
+class MatrixPowerNorm(_PowerNorm):
     """Exact power of a covariance; see `matrix_power_norm`."""
 
-    def __init__(self, exponent: float = 0.5) -> None:
-        super().__init__()
-        check_exponent(exponent)
-        self.exponent = exponent
-
     def forward(self, spd: Tensor) -> Tensor:
-        return matrix_power_norm(spd, self.exponent)
+        return normalize.matrix_power_norm(spd, self.exponent)
 
 
 class MatrixSquareRoot(nn.Module):
@@ -90,19 +78,14 @@ class MatrixSquareRoot(nn.Module):
         self.num_iterations = num_iterations
 
     def forward(self, spd: Tensor) -> Tensor:
-        return matrix_square_root(spd, self.num_iterations)
+        return normalize.matrix_square_root(spd, self.num_iterations)
 
 
-class ElementPowerNorm(nn.Module):
+class ElementPowerNorm(_PowerNorm):
     """Signed power of each element, then unit length; see `element_power_norm`."""
 
-    def __init__(self, exponent: float = 0.5) -> None:
-        super().__init__()
-        check_exponent(exponent)
-        self.exponent = exponent
-
     def forward(self, matrix: Tensor) -> Tensor:
-        return element_power_norm(matrix, self.exponent)
+        return normalize.element_power_norm(matrix, self.exponent)
 
 
 class RowLayerNorm(nn.LayerNorm):

@@ -75,26 +75,36 @@ def seeded(*key: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-class ImageSet(Dataset[dict[str, Any]]):
-    """What Trainer reads: transformed pictures; a picture that cannot be read is named and the next one served."""
+class _Transformed:
+    """Where pictures come from, and what becomes of each."""
 
     def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
         self.source, self.transform, self.seed = source, transform, seed
         self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Other random choices for every epoch, and another order of a stream; Trainer calls this."""
+        self.epoch = epoch
+
+    def item(self, index: int, image: Image.Image, label: int) -> dict[str, Any]:
+        """What Trainer reads of a picture."""
+        with seeded(self.seed, self.epoch, index):
+            pixels = self.transform(image)
+        return {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+
+
+class ImageSet(_Transformed, Dataset[dict[str, Any]]):
+    """What Trainer reads: transformed pictures; a picture that cannot be read is named and the next one served."""
+
+    def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+        super().__init__(source, transform, seed)
         self.bad: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Other random choices for every epoch; Trainer calls this."""
-        self.epoch = epoch
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        image, label = self._read(index)
-        with seeded(self.seed, self.epoch, index):
-            pixels = self.transform(image)
-        return {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+        return self.item(index, *self._read(index))
 
     def _read(self, index: int) -> tuple[Image.Image, int]:
         position = index
@@ -124,16 +134,8 @@ class EvaluationSet(ImageSet):
         return image, LEFT_OUT if index in self.bad else label
 
 
-class ImageStream(IterableDataset[dict[str, Any]]):
+class ImageStream(_Transformed, IterableDataset[dict[str, Any]]):
     """The same from a stream, each picture once and as it comes, to evaluate on."""
-
-    def __init__(self, source: Stream, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
-        self.source, self.transform, self.seed = source, transform, seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Another order, and other random choices, for every epoch."""
-        self.epoch = epoch
 
     def _read(self) -> Iterator[tuple[Image.Image, int]]:
         return self.source.read(None, 0, 1)
@@ -142,10 +144,7 @@ class ImageStream(IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for number, (image, label) in enumerate(self._read()):
-            index = first + number * step
-            with seeded(self.seed, self.epoch, index):
-                pixels = self.transform(image)
-            yield {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+            yield self.item(first + number * step, image, label)
 
 
 class TrainingStream(ImageStream):
@@ -188,7 +187,7 @@ def evaluation_set(source: Any, transform: Callable[[Image.Image], Tensor], seed
 
 
 def stack(items: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """A batch to evaluate: nothing mixed."""
+    """A batch, with nothing mixed."""
     return {
         "pixel_values": torch.stack([item["pixel_values"] for item in items]),
         "labels": torch.tensor([item["labels"] for item in items]),

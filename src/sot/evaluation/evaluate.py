@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from PIL import Image
+from sklearn.metrics import confusion_matrix
 from torch.utils.data import DataLoader
 from transformers import DataCollatorWithPadding
 
@@ -143,8 +144,7 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
 
 
 def _evaluation(logits: Array, labels: Array, names: list[str], scores: dict[str, float], note: str) -> Evaluation:
-    confusion = np.zeros((len(names), len(names)), dtype=int)
-    np.add.at(confusion, (labels, logits.argmax(1)), 1)
+    confusion = confusion_matrix(labels, logits.argmax(1), labels=range(len(names)))
     return Evaluation(scores, names, confusion, note)
 
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from accelerate.utils import patch_environment
 from torch import Tensor
 
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
@@ -192,23 +193,9 @@ def _open_program(file: Path) -> Any:
     with _blaming(file), zipfile.ZipFile(file) as archive:
         if any(part in name for name in archive.namelist() for part in RUNS_CODE):
             raise ValueError("it holds objects that run code when they are read")
-    with _blaming(file), _weights_only():
+    with _blaming(file), patch_environment(TORCH_FORCE_WEIGHTS_ONLY_LOAD="1"):  # else it falls back to pickle
         program = torch.export.load(file).module()
     return lambda inputs: program(**inputs).logits
-
-
-@contextmanager
-def _weights_only() -> Iterator[None]:
-    """Keep torch.export.load from falling back to pickle."""
-    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
 
 
 @contextmanager

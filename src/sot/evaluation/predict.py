@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from PIL import Image
@@ -17,8 +16,6 @@ from sot.data.rows import is_unicode
 from sot.errors import PictureError
 from sot.models.from_transformers import check_pairs
 
-Item = TypeVar("Item")
-
 
 @dataclass
 class Prediction:
@@ -28,12 +25,6 @@ class Prediction:
     classes: list[tuple[str, float]]
     error: str | None = None
     pair: str | None = None
-
-
-def _batches(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
 
 
 def _picture_or_error(path: str) -> Image.Image | str:
@@ -49,7 +40,8 @@ def _picture_or_error(path: str) -> Image.Image | str:
 @torch.inference_mode()
 def predict_images(model: Any, processor: Any, files: Sequence[str], top: int, batch_size: int) -> Iterator[Prediction]:
     """One prediction a file, in order; a file that cannot be read is reported and the rest still done."""
-    for batch in _batches(files, batch_size):
+    for start in range(0, len(files), batch_size):
+        batch = files[start : start + batch_size]
         read = {file: _picture_or_error(file) for file in dict.fromkeys(batch)}
         good = [file for file, picture in read.items() if not isinstance(picture, str)]
         rows: dict[str, list[tuple[str, float]]] = {}
@@ -75,7 +67,9 @@ def predict_texts(
     """One prediction a text, or pair of texts, in order; a text that cannot be read is reported."""
     check_pairs(model.config, bool(pairs))
     seconds: Sequence[str | None] = pairs or [None] * len(texts)
-    for batch in _batches(list(zip(texts, seconds)), batch_size):
+    items = list(zip(texts, seconds))
+    for start in range(0, len(items), batch_size):
+        batch = items[start : start + batch_size]
         encoded = [_encode(tokenizer, *item) for item in batch]
         good = [item for item in encoded if not isinstance(item, str)]
         rows: Iterator[list[tuple[str, float]]] = iter(())

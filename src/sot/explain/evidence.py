@@ -66,16 +66,13 @@ def degree_of(head: SecondOrderHead) -> float:
     if isinstance(pool, AveragePool):
         return 1.0
     if not isinstance(pool, CrossCovariancePool | CovariancePool):
-        raise ValueError(f"evidence of words is defined for mgcrp, gcp and gap, not for {_name(head)}")
+        name = "a head that reads no words" if pool is None else f"pool {head.config.pool}"
+        raise ValueError(f"evidence of words is defined for mgcrp, gcp and gap, not for {name}")
     norm = str(head.config.norm)
     known = {"none": 1.0, "scale": 1.0, "isqrt": 0.5, "svpn_matmul": 0.5}
     if norm in ("epn", "ln"):
         raise ValueError(f"evidence of words needs a norm that keeps a size, {norm} has none; accepted: svpn, none, …")
     return known.get(norm, head.config.exponent)
-
-
-def _name(head: SecondOrderHead) -> str:
-    return "a head that reads no words" if head.pool is None else f"pool {head.config.pool}"
 
 
 @torch.no_grad()

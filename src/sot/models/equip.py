@@ -19,14 +19,7 @@ from sot.errors import NoClassTokenError
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
 from sot.models.folder import folder_config
-from sot.models.from_timm import (
-    check_twin,
-    is_timm,
-    open_timm,
-    shortened,
-    timm_layout,
-    timm_processor,
-)
+from sot.models.from_timm import check_twin, is_timm, open_timm, shortened, timm_layout, timm_processor
 from sot.models.from_transformers import (
     backbone_modality,
     copy_config,
@@ -196,11 +189,7 @@ def _embedding(model: nn.Module) -> tuple[str, ...]:
 
 
 def _equip_vision(
-    source: PreTrainedModel,
-    processor: Any,
-    head: HeadConfig,
-    settings: dict[str, Any],
-    depth: int | None,
+    source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
 ) -> SoTForImageClassification:
     config = copy_config(source.config, depth)
     if config.model_type == "vit_mae":

@@ -33,12 +33,6 @@ def folder_config(folder: Path) -> dict[str, Any]:
     return read_object(file)
 
 
-def refuse_code(folder: Path) -> None:
-    """Raise ValueError for a folder that wants its own code to be run."""
-    if folder_config(folder).get("auto_map"):
-        raise ValueError(f"{folder} brings code of its own (auto_map in its config.json), which is not run")
-
-
 def needs_code(folder: Path) -> bool:
     """Whether a model cannot be built without the code in its folder: transformers does not know its type."""
     settings = folder_config(folder)
@@ -87,7 +81,8 @@ def load_model(folder: Path) -> tuple[Any, Any]:
 
 def load_config(folder: Path) -> Any:
     """The configuration of a trained model; any other is refused."""
-    refuse_code(folder)
+    if folder_config(folder).get("auto_map"):
+        raise ValueError(f"{folder} brings code of its own (auto_map in its config.json), which is not run")
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if not isinstance(config, SoTConfig):
         raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")

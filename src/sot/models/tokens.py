@@ -115,15 +115,9 @@ def gemma_features(model: Any, image: Tensor) -> Tensor:
     return encoder._encode(embedded, positions, torch.zeros(1, dtype=torch.bool, device="cpu"))
 
 
-def conformer_features(model: Any, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Conformer's two branches: tokens, and a map."""
-    tokens, cells = model.forward_features(image)
-    return tokens, cells
-
-
 FETCH: dict[str, Callable[[Any, Tensor], Any]] = {  # class of the model, and how its tokens are had
     "PoolingVisionTransformer": pit_features,
-    "Conformer": conformer_features,
+    "Conformer": lambda model, image: model.forward_features(image),  # two branches: tokens, and a map
     "Gemma4VitClassifier": gemma_features,
     "Gemma4VitEncoder": gemma_features,
 }

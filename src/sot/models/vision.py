@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from timm.layers import LayerNorm, register_notrace_module
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -17,18 +17,12 @@ from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.head_config import check_settings
 from sot.models.embedding.progressive_sampling import share_layers
 from sot.models.embedding.token_embed import TokenEmbed, choose_reduction
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 
 __all__ = ["SecondOrderTransformer", "sinusoid_positions"]
 
 register_notrace_module(SecondOrderHead)
 
-PAPER_HEADS = {
-    "sot_7": HeadConfig.paper(),
-    "sot_tiny": HeadConfig.paper(),
-    "sot_small": HeadConfig.paper(left_dim=24, right_dim=24, dropout=0.5),
-    "sot_base": HeadConfig.paper(left_dim=38, right_dim=38, dropout=0.7),
-}
 FIXED = ("class_token", "reg_tokens", "pos_embed", "qkv_bias", "norm_layer", "embed_layer")  # of the paper
 NO_HEAD = HeadConfig(fusion="class")  # without classes: the class token itself, no parameters
 TIMM_POOLS: dict[str | None, HeadConfig] = {  # what timm calls global_pool, as heads
@@ -165,33 +159,21 @@ def _cfg(size: int = 224) -> dict[str, Any]:
     )
 
 
-default_cfgs = generate_default_cfgs({"sot_7": _cfg(112), "sot_tiny": _cfg(), "sot_small": _cfg(), "sot_base": _cfg()})
-
-
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **architecture: Any) -> SecondOrderTransformer:
-    architecture["default_head"] = PAPER_HEADS[variant]
-    return build_variant(SecondOrderTransformer, variant, pretrained, architecture, kwargs)
-
-
-@register_model
-def sot_7(pretrained: bool = False, **kwargs: Any) -> SecondOrderTransformer:
-    """The 7-layer model of the paper's ablations, for 112 px images."""
-    return _create("sot_7", pretrained, kwargs, img_size=112, embed_dim=256, depth=7, num_heads=4, mlp_ratio=2)
-
-
-@register_model
-def sot_tiny(pretrained: bool = False, **kwargs: Any) -> SecondOrderTransformer:
-    """SoT-Tiny: 8.0 M parameters, 2.5 G multiply-adds."""
-    return _create("sot_tiny", pretrained, kwargs, embed_dim=240, depth=12, num_heads=4, mlp_ratio=2.5)
-
-
-@register_model
-def sot_small(pretrained: bool = False, **kwargs: Any) -> SecondOrderTransformer:
-    """SoT-Small: 27.0 M parameters, 5.8 G multiply-adds."""
-    return _create("sot_small", pretrained, kwargs, embed_dim=384, depth=14, num_heads=6, mlp_ratio=3.5)
-
-
-@register_model
-def sot_base(pretrained: bool = False, **kwargs: Any) -> SecondOrderTransformer:
-    """SoT-Base: 76.8 M parameters, 14.5 G multiply-adds."""
-    return _create("sot_base", pretrained, kwargs, embed_dim=528, depth=24, num_heads=8, mlp_ratio=3)
+VARIANTS: dict[str, dict[str, Any]] = {
+    # 112 px, for the paper's ablations
+    "sot_7": {"img_size": 112, "embed_dim": 256, "depth": 7, "num_heads": 4, "mlp_ratio": 2},
+    # 8.0 M parameters, 2.5 G multiply-adds
+    "sot_tiny": {"embed_dim": 240, "depth": 12, "num_heads": 4, "mlp_ratio": 2.5},
+    # 27.0 M, 5.8 G
+    "sot_small": {
+        **{"embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.5},
+        "default_head": HeadConfig.paper(left_dim=24, right_dim=24, dropout=0.5),
+    },
+    # 76.8 M, 14.5 G
+    "sot_base": {
+        **{"embed_dim": 528, "depth": 24, "num_heads": 8, "mlp_ratio": 3},
+        "default_head": HeadConfig.paper(left_dim=38, right_dim=38, dropout=0.7),
+    },
+}
+default_cfgs = generate_default_cfgs({name: _cfg(VARIANTS[name].get("img_size", 224)) for name in VARIANTS})
+register_variants(SecondOrderTransformer, VARIANTS)

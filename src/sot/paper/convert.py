@@ -69,13 +69,10 @@ def convert_state_dict(official: Mapping[str, Tensor], fusion: str = "sum") -> C
             result.state[name] = _log_of_positive(value) if name.endswith("log_scale") else value
             result.used[key] = name
     if "classifier.dr.weight" in official:
-        _rescale_covariance(result.state, _num_words(official) + (fusion == "aggr_all"))
+        positions = official.get("pos_embed")
+        words = 196 if positions is None else positions.shape[1] - 1
+        _rescale_covariance(result.state, words + (fusion == "aggr_all"))
     return result
-
-
-def _num_words(official: Mapping[str, Tensor]) -> int:
-    positions = official.get("pos_embed")
-    return 196 if positions is None else positions.shape[1] - 1
 
 
 def _log_of_positive(factor: Tensor) -> Tensor:

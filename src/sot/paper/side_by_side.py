@@ -11,7 +11,7 @@ import numpy as np
 from rich.table import Table
 
 from sot.evaluation.metrics import interval
-from sot.files import as_csv, as_png, write_atomically
+from sot.files import as_csv, as_png, rich_table, write_atomically
 from sot.paper.table import Row, TableOfPaper
 from sot.paper.work import Store, Unit
 
@@ -124,12 +124,9 @@ def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
     """For a terminal."""
     table = _filled(table, rows)
     header = _header(table)
-    shown = Table(header[0], title=f"Table {table.name}: {table.title}", caption=_caption(table, rows))
-    for heading in header[1:]:
-        shown.add_column(heading, justify="right")
-    for row, cells in rows:
-        shown.add_row(*_line(table, row, cells, rows[0][1]))
-    return shown
+    lines = (_line(table, row, cells, rows[0][1]) for row, cells in rows)
+    title = f"Table {table.name}: {table.title}"
+    return rich_table(header[:1], header[1:], lines, title=title, caption=_caption(table, rows))
 
 
 def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:

@@ -255,11 +255,12 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
             texts = read_task(where.texts, unit.task)
             scores = fine_tune(unit.model, texts, unit.task, run, unit.recipe, head, **options)
         times = {"seconds": time.monotonic() - wall, "cpu_seconds": time.process_time() - busy}
+        epochs = unit.recipe.epochs + unit.recipe.cooldown_epochs
         result = {
             "scores": {name.removeprefix("eval_"): value for name, value in scores.items() if name != "epoch"},
             **_size(unit, texts),
             **times,
-            "samples": _trained_samples(unit),
+            "samples": epochs * (unit.recipe.train_samples or int(unit.about_data["train"])),
             "device": processes.device.type,
             "resumed": begun,  # then the times are those of the rest
             "version": sot.__version__,
@@ -270,11 +271,6 @@ def do(unit: Unit, store: Store, where: Where, workers: int = 0) -> None:
         evaluation = open_images(run, harder).evaluate(unit.recipe.batch_size, iter)
         result["scores"][IMAGENET_A] = evaluation.scores["accuracy"]
         _keep_on_first(store, unit, result)
-
-
-def _trained_samples(unit: Unit) -> int:
-    epochs = unit.recipe.epochs + unit.recipe.cooldown_epochs
-    return epochs * (unit.recipe.train_samples or int(unit.about_data["train"]))
 
 
 def _keep_on_first(store: Store, unit: Unit, result: Mapping[str, Any]) -> None:

@@ -110,7 +110,8 @@ def train_head(
                 schedule.step()
             seconds.append(clock() - began)
     head.eval()
-    _separate(trained)
+    for parameter in trained:  # each has a memory of its own again
+        parameter.data, parameter.grad = parameter.data.clone(), None
     return Time(sum(seconds), statistics.median(seconds))
 
 
@@ -121,12 +122,6 @@ def _join(parameters: list[nn.Parameter]) -> nn.Parameter:
     for parameter, data, grad in zip(parameters, torch.split(whole.detach(), sizes), torch.split(whole.grad, sizes)):
         parameter.data, parameter.grad = data.view_as(parameter), grad.view_as(parameter)
     return whole
-
-
-def _separate(parameters: list[nn.Parameter]) -> None:
-    """Give each parameter a memory of its own again."""
-    for parameter in parameters:
-        parameter.data, parameter.grad = parameter.data.clone(), None
 
 
 def training_batches(features: Features, rows: Array, size: int, draw: np.random.Generator) -> list[Array]:

@@ -105,11 +105,7 @@ def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int,
 
 
 def read_texts(
-    model: SoTForSequenceClassification,
-    texts: TextData,
-    name: str,
-    max_length: int,
-    samples: tuple[int, int] = (0, 0),
+    model: SoTForSequenceClassification, texts: TextData, name: str, max_length: int, samples: tuple[int, int] = (0, 0)
 ) -> Data:
     """Texts, cut to `max_length` tokens; so many to train on and to score, 0 is all."""
     if texts.train is None or texts.dev is None:

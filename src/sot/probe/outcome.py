@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from sot.core.head import HeadConfig
 from sot.errors import SettingError
 from sot.evaluation.metrics import interval
-from sot.files import as_csv, as_png, write_atomically
+from sot.files import as_csv, as_png, rich_table, write_atomically
 from sot.probe.heads import is_second_order
 from sot.training.run import RUN_FILE
 
@@ -91,10 +91,11 @@ class ProbeComparison:
     def table(self) -> Table:
         """For a terminal."""
         narrow: dict[str, Any] = {"collapse_padding": True, "pad_edge": False, "box": SIMPLE_HEAD}  # for 80 columns
-        name = Column("head", no_wrap=True)
-        table = Table(name, title=f"{self.model} on {self.data}", caption=self.caption(), **narrow)
-        for column in (f"{self.metric}, %", "held out", "params", "MACs M", "sec", "epoch"):
-            table.add_column(column, justify="right")
+        name, numbers = (
+            Column("head", no_wrap=True),
+            (f"{self.metric}, %", "held out", "params", "MACs M", "sec", "epoch"),
+        )
+        table = rich_table([name], numbers, title=f"{self.model} on {self.data}", caption=self.caption(), **narrow)
         for result in self.results:
             cells = [result.score, f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
             style = "bold" if result.head == self.best else None

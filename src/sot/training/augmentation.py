@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import timm.data
-import torch
 from PIL import Image
 from torch import Tensor
 
-from sot.data.images import seeded
+from sot.data.images import seeded, stack
 from sot.training.recipe import Recipe
 
 
@@ -45,9 +44,8 @@ class Collate:
             )
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
-        images = torch.stack([item["pixel_values"] for item in items])
-        labels = torch.tensor([item["labels"] for item in items])
+        batch = stack(items)
         if self.mixup is not None:
             with seeded(self.seed, items[0]["epoch"], items[0]["index"]):
-                images, labels = self.mixup(images, labels)
-        return {"pixel_values": images, "labels": labels}
+                batch["pixel_values"], batch["labels"] = self.mixup(batch["pixel_values"], batch["labels"])
+        return batch

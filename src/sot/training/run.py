@@ -142,7 +142,10 @@ class Report(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer calls this on every process; one writes."""
         if state.is_world_process_zero:
-            write_metrics(self.out, epochs_of(state.log_history), self.title)
+            rows = epochs_of(state.log_history)
+            write_atomically(self.out / "metrics.csv", as_csv(rows))
+            write_atomically(self.out / "metrics.json", json.dumps(rows, indent=1))
+            write_atomically(self.out / "curves.png", draw_curves({self.title: rows}))
 
 
 def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,13 +158,6 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row |= {name: entry[key] for key, name in keep.items() if key in entry}
         row |= {key: value for key, value in entry.items() if _is_score(key)}
     return [row for _, row in sorted(rows.items()) if len(row) > 1]
-
-
-def write_metrics(out: Path, rows: list[dict[str, Any]], title: str) -> None:
-    """The table as CSV and JSON, and its curves as a picture."""
-    write_atomically(out / "metrics.csv", as_csv(rows))
-    write_atomically(out / "metrics.json", json.dumps(rows, indent=1))
-    write_atomically(out / "curves.png", draw_curves({title: rows}))
 
 
 def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> bytes:

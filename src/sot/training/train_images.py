@@ -14,15 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from sot.core.head import HeadConfig
-from sot.data.images import (
-    LEFT_OUT,
-    ImageSet,
-    TrainingStream,
-    evaluation_set,
-    load_images,
-    processor_transform,
-    stack,
-)
+from sot.data.images import LEFT_OUT, ImageSet, TrainingStream, evaluation_set, load_images, processor_transform, stack
 from sot.data.sources import ImageData, Stream, part_of
 from sot.evaluation.metrics import cross_entropy, top_k
 from sot.training.augmentation import Collate, train_transform

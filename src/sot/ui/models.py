@@ -58,11 +58,6 @@ def open_models(
     return found
 
 
-def cache_folder() -> Path:
-    """Where the small model is kept between starts."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sot"
-
-
 def small_recipe() -> Recipe:
     """That of `sot demo`, evaluated once: its curves are nobody's concern here."""
     recipe = load_recipe("demo")
@@ -72,7 +67,8 @@ def small_recipe() -> Recipe:
 def small_model(recipe: Recipe, say: Callable[[str], None]) -> Path:
     """The folder of a model trained on scikit-learn's digits by `recipe`; trained now unless it is kept already."""
     mark = hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:8]
-    folder = cache_folder() / f"digits-{sot.__version__}-{mark}"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = caches / "sot" / f"digits-{sot.__version__}-{mark}"
     if not (folder / "model.safetensors").is_file():
         from sot.training.train_images import train_images
 

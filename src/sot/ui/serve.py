@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import patch_environment
+
 from sot.extras import need
 from sot.ui.models import Shown
 
@@ -99,19 +101,13 @@ def check_address(host: str, port: int | None) -> None:
 def serving(models: Mapping[str, Shown], host: str = "127.0.0.1", port: int | None = None) -> Iterator[str]:
     """Serve a page for the models from threads of its own while the context lasts; the address."""
     need("gradio", "the page", "ui")
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    with tempfile.TemporaryDirectory(prefix="sot-ui-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder  # uploads: gone when the server is
+    uploads = tempfile.TemporaryDirectory(prefix="sot-ui-")  # gone when the server is
+    with uploads as folder, patch_environment(GRADIO_TEMP_DIR=folder):
+        page, address = _launch(models, host, port, Path(folder))
         try:
-            page, address = _launch(models, host, port, Path(folder))
-            try:
-                yield address
-            finally:
-                page.close(verbose=False)
+            yield address
         finally:
-            os.environ.pop("GRADIO_TEMP_DIR")
-            if before is not None:
-                os.environ["GRADIO_TEMP_DIR"] = before
+            page.close(verbose=False)
 
 
 def _launch(models: Mapping[str, Shown], host: str, port: int | None, folder: Path) -> tuple[Any, str]:

@@ -36,13 +36,9 @@ def in_pieces(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 def image_by_image(*maps: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Maps `(batch, H, W, channels)`, as many images at a time as stay in cache."""
-    at_once = maps_at_once(maps[0])
+    _, height, width, _ = maps[0].shape
+    at_once = max(1, MAP_IN_CACHE * torch.get_num_threads() // (height * width))
     return zip(*(torch.split(each, at_once) for each in maps))
-
-
-def maps_at_once(maps: Tensor) -> int:
-    """How many images of `(batch, H, W, channels)` stay in cache."""
-    return max(1, MAP_IN_CACHE * torch.get_num_threads() // (maps.shape[1] * maps.shape[2]))
 
 
 def channels_first(x: Tensor) -> Tensor:

@@ -220,8 +220,9 @@ def replace_embedding(model: Any, kind: str) -> None:
     old = getattr(model, "patch_embed", None)
     if isinstance(old, ConvEmbedding):
         _refuse_sampling(kind)
-        sizes = (old.img_size, choose_overlapping(old), old.conv.in_channels, old.conv.out_channels)
-        weight = old.conv.weight
+        conv, weight = old.conv, old.conv.weight
+        nearest = min(REDUCTIONS, key=lambda reduction: abs(reduction - conv.stride[0]))  # its patches overlap
+        sizes = (old.img_size, nearest, conv.in_channels, conv.out_channels)
         model.patch_embed = ResampledEmbed(kind, old.grid_size, *sizes, device=weight.device, dtype=weight.dtype)
         return
     if not isinstance(old, PatchEmbed) or old.img_size is None:
@@ -229,11 +230,6 @@ def replace_embedding(model: Any, kind: str) -> None:
             f"embed={kind!r} replaces the patch embedding of ViT, DeiT, T2T-ViT, Swin; {type(model).__name__} has none"
         )
     model.patch_embed = embedding_like(old, kind)
-
-
-def choose_overlapping(old: ConvEmbedding) -> int:
-    """The reduction that is nearest to the stride of overlapping patches."""
-    return min(REDUCTIONS, key=lambda reduction: abs(reduction - old.conv.stride[0]))
 
 
 def _refuse_sampling(kind: str, old: str | None = None) -> None:

@@ -71,8 +71,10 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 
 
 def former_power(matrix: Tensor) -> Tensor:
-    """`Σ λᵢ^½ uᵢ vᵢᵀ` of `(batch, m >= n, n)` as `svpn_matmul` had it: too small below 0.004 of the largest."""
-    double = matrix.double()
+    """`Σ λᵢ^½ uᵢ vᵢᵀ` of `(..., m, n)` as `svpn_matmul` had it: too small below 0.004 of the largest."""
+    if matrix.shape[-2] < matrix.shape[-1]:
+        return former_power(matrix.mT).mT
+    double = matrix.double()  # which autocast leaves alone
     gram = double.mT @ double
     size = _or_one(gram.square().sum((-2, -1), keepdim=True).sqrt().sqrt())
     scaled = double / size

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import Attention, DropPath, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 
 __all__ = ["SearchedVisionTransformer", "slice_supernet"]
 
@@ -208,45 +208,21 @@ def cut(name: str, weight: Tensor, shape: torch.Size) -> Tensor:
 
 
 SEARCHED: dict[str, dict[str, Any]] = {  # what the authors' search found
-    "autoformer_tiny": {
+    "autoformer_tiny": {  # 5.8 M parameters, 1.3 G multiply-adds
         "embed_dim": 192,
         "heads": (3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, 3, 3),
         "mlp_ratios": (3.5, 3.5, 3, 3.5, 3, 3, 4, 4, 3.5, 4, 3.5, 4, 3.5),
     },
-    "autoformer_small": {
+    "autoformer_small": {  # 22.9 M, 5.1 G
         "embed_dim": 384,
         "heads": (6, 6, 5, 7, 5, 5, 5, 6, 6, 7, 7, 6, 7),
         "mlp_ratios": (3, 3.5, 3, 3.5, 4, 4, 4, 4, 4, 4, 4, 3.5, 4),
     },
-    "autoformer_base": {
+    "autoformer_base": {  # 53.7 M, 11 G
         "embed_dim": 576,
         "heads": (9, 9, 9, 9, 9, 10, 9, 9, 10, 9, 10, 9, 9, 10),
         "mlp_ratios": (3.5, 3.5, 4, 3.5, 4, 3.5, 3.5, 3, 4, 4, 3, 4, 3, 3.5),
     },
 }
-CFG = image_cfg("patch_embed.proj")
-default_cfgs = generate_default_cfgs(dict.fromkeys(SEARCHED, CFG))
-
-
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
-    return build_variant(
-        SearchedVisionTransformer, variant, pretrained, SEARCHED[variant], kwargs, filter_fn=slice_supernet
-    )
-
-
-@register_model
-def autoformer_tiny(pretrained: bool = False, **kwargs: Any) -> SearchedVisionTransformer:
-    """AutoFormer-tiny: 5.8 M parameters, 1.3 G multiply-adds."""
-    return _create("autoformer_tiny", pretrained, kwargs)
-
-
-@register_model
-def autoformer_small(pretrained: bool = False, **kwargs: Any) -> SearchedVisionTransformer:
-    """AutoFormer-small: 22.9 M parameters, 5.1 G multiply-adds."""
-    return _create("autoformer_small", pretrained, kwargs)
-
-
-@register_model
-def autoformer_base(pretrained: bool = False, **kwargs: Any) -> SearchedVisionTransformer:
-    """AutoFormer-base: 53.7 M parameters, 11 G multiply-adds."""
-    return _create("autoformer_base", pretrained, kwargs)
+default_cfgs = generate_default_cfgs(dict.fromkeys(SEARCHED, image_cfg("patch_embed.proj")))
+register_variants(SearchedVisionTransformer, SEARCHED, filter_fn=slice_supernet)

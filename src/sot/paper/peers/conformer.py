@@ -5,7 +5,7 @@ Both branches classify: their logits are added. Parameter names and shapes are t
 
 # Annotations stay objects here: torch.fx writes them into the code it makes.
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from timm.layers import LayerNorm, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
@@ -34,10 +34,6 @@ class Conformer(nn.Module):
         channel_ratio: How wide the convolution branch is: 64, 128 and 256 times this.
         global_pool: Of the tokens: 'token' (the class token), 'avg' and timm's other poolings of the words.
     """
-
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...  # layers are attributes made by number
 
     def __init__(
         self,
@@ -154,17 +150,8 @@ class Conformer(nn.Module):
         x, _ = self.conv_1(base)
         words = self.trans_patch_conv(base).flatten(2).transpose(1, 2)
         tokens = self.trans_1(torch.cat([self.cls_token.expand(words.shape[0], -1, -1), words], dim=1))
-        x, tokens = self.conv_trans_2(x, tokens)
-        x, tokens = self.conv_trans_3(x, tokens)
-        x, tokens = self.conv_trans_4(x, tokens)
-        x, tokens = self.conv_trans_5(x, tokens)
-        x, tokens = self.conv_trans_6(x, tokens)
-        x, tokens = self.conv_trans_7(x, tokens)
-        x, tokens = self.conv_trans_8(x, tokens)
-        x, tokens = self.conv_trans_9(x, tokens)
-        x, tokens = self.conv_trans_10(x, tokens)
-        x, tokens = self.conv_trans_11(x, tokens)
-        x, tokens = self.conv_trans_12(x, tokens)
+        for layer in range(2, DEPTH + 1):
+            x, tokens = getattr(self, f"conv_trans_{layer}")(x, tokens)
         return self.trans_norm(tokens), x
 
     def pool(self, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

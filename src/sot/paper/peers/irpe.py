@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from timm.layers import Attention, LayerNorm, maybe_add_mask, resolve_self_attn_mask, to_2tuple
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import Block, VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 
 __all__ = ["RelativeVisionTransformer", "piecewise_index", "product_buckets"]
 
@@ -163,29 +163,10 @@ class RelativeVisionTransformer(VisionTransformer):
                 module.set_grid(self.patch_embed.grid_size)
 
 
-CFG = image_cfg("patch_embed.proj")
-default_cfgs = generate_default_cfgs(dict.fromkeys(("irpe_k_tiny", "irpe_qkv_small", "irpe_k_base"), CFG))
-
-
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any], **architecture: Any) -> Any:
-    return build_variant(
-        RelativeVisionTransformer, variant, pretrained, architecture, kwargs, filter_fn=checkpoint_filter_fn
-    )
-
-
-@register_model
-def irpe_k_tiny(pretrained: bool = False, **kwargs: Any) -> RelativeVisionTransformer:
-    """iRPE-K on DeiT-Tiny: 5.8 M parameters, 1.3 G multiply-adds."""
-    return _create("irpe_k_tiny", pretrained, kwargs, rpe_on="k", embed_dim=192, num_heads=3)
-
-
-@register_model
-def irpe_qkv_small(pretrained: bool = False, **kwargs: Any) -> RelativeVisionTransformer:
-    """iRPE-QKV on DeiT-Small: 22.2 M parameters, 4.9 G multiply-adds."""
-    return _create("irpe_qkv_small", pretrained, kwargs, rpe_on="qkv", embed_dim=384, num_heads=6)
-
-
-@register_model
-def irpe_k_base(pretrained: bool = False, **kwargs: Any) -> RelativeVisionTransformer:
-    """iRPE-K on DeiT-Base: 86.6 M parameters, 17.7 G multiply-adds."""
-    return _create("irpe_k_base", pretrained, kwargs, rpe_on="k", embed_dim=768, num_heads=12)
+VARIANTS = {  # DeiT's sizes
+    "irpe_k_tiny": {"rpe_on": "k", "embed_dim": 192, "num_heads": 3},  # 5.8 M parameters, 1.3 G multiply-adds
+    "irpe_qkv_small": {"rpe_on": "qkv", "embed_dim": 384, "num_heads": 6},  # 22.2 M, 4.9 G
+    "irpe_k_base": {"rpe_on": "k", "embed_dim": 768, "num_heads": 12},  # 86.6 M, 17.7 G
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, image_cfg("patch_embed.proj")))
+register_variants(RelativeVisionTransformer, VARIANTS, filter_fn=checkpoint_filter_fn)

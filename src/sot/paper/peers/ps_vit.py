@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, ClassVar
 
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 
 from sot.models.embedding.progressive_sampling import share_layers
 from sot.models.embedding.token_embed import TokenEmbed
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 from sot.paper.peers.published import PublishedTransformer
 
 
@@ -49,41 +49,13 @@ class ProgressiveSamplingTransformer(PublishedTransformer):
         }
 
 
-SIZES: dict[str, dict[str, Any]] = {
-    "ti_14": {"patch_size": 16, "stem_width": 192, "embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_ratio": 3.0},
-    "b_14": {"patch_size": 16, "stem_width": 256, "embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0},
+BASE = {"stem_width": 256, "embed_dim": 384, "depth": 14, "num_heads": 6, "mlp_ratio": 3.0}  # 21.3 M parameters
+TINY = {"stem_width": 192, "embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_ratio": 3.0}  # 4.8 M
+VARIANTS: dict[str, dict[str, Any]] = {  # named after the side of their grid of points at 224 px
+    "ps_vit_ti_14": {"patch_size": 16, **TINY},
+    "ps_vit_b_10": {"patch_size": 22, **BASE},
+    "ps_vit_b_14": {"patch_size": 16, **BASE},
+    "ps_vit_b_18": {"patch_size": 12, **BASE},
 }
-SIZES["b_10"] = {**SIZES["b_14"], "patch_size": 22}  # 10×10 points at 224 px
-SIZES["b_18"] = {**SIZES["b_14"], "patch_size": 12}  # 18×18
-
-default_cfgs = generate_default_cfgs(
-    {f"ps_vit_{size}": image_cfg("patch_embed.proj.stem.0", crop_pct=0.9) for size in SIZES}
-)
-
-
-def _create(size: str, pretrained: bool, kwargs: dict[str, Any]) -> ProgressiveSamplingTransformer:
-    return build_variant(ProgressiveSamplingTransformer, f"ps_vit_{size}", pretrained, SIZES[size], kwargs)
-
-
-@register_model
-def ps_vit_ti_14(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
-    """PS-ViT-Ti/14: 4.8 M parameters, 14×14 tokens."""
-    return _create("ti_14", pretrained, kwargs)
-
-
-@register_model
-def ps_vit_b_10(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
-    """PS-ViT-B/10: 21.3 M parameters, 10×10 tokens."""
-    return _create("b_10", pretrained, kwargs)
-
-
-@register_model
-def ps_vit_b_14(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
-    """PS-ViT-B/14: 21.3 M parameters, 14×14 tokens."""
-    return _create("b_14", pretrained, kwargs)
-
-
-@register_model
-def ps_vit_b_18(pretrained: bool = False, **kwargs: Any) -> ProgressiveSamplingTransformer:
-    """PS-ViT-B/18: 21.3 M parameters, 18×18 tokens."""
-    return _create("b_18", pretrained, kwargs)
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, image_cfg("patch_embed.proj.stem.0", crop_pct=0.9)))
+register_variants(ProgressiveSamplingTransformer, VARIANTS)

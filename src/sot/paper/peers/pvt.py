@@ -16,13 +16,13 @@ from timm.layers import (
     register_notrace_function,
     to_2tuple,
 )
-from timm.models import generate_default_cfgs, named_apply, register_model
+from timm.models import generate_default_cfgs, named_apply
 from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 
 from sot.models.embedding.token_embed import embedding_like
-from sot.models.variants import build_variant, image_cfg
+from sot.models.variants import image_cfg, register_variants
 from sot.paper.peers.spatial_reduction import PyramidBlock, to_map
 
 __all__ = ["PyramidVisionTransformer"]
@@ -135,33 +135,20 @@ class PyramidVisionTransformer(nn.Module):
     def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Tokens of the last stage, class token first, and the maps of the four."""
         height, width = x.shape[2], x.shape[3]
-        grid = [height // 4, width // 4]
-        x = self.pos_drop1(self.patch_embed1(x) + fit_positions(self.pos_embed1, self.patch_embed1.grid_size, grid))
-        for block in self.block1:
-            x = block(x, grid)
-        maps = [to_map(x, grid)]
-
-        grid = [height // 8, width // 8]
-        x = self.patch_embed2(maps[0])
-        x = self.pos_drop2(x + fit_positions(self.pos_embed2, self.patch_embed2.grid_size, grid))
-        for block in self.block2:
-            x = block(x, grid)
-        maps.append(to_map(x, grid))
-
-        grid = [height // 16, width // 16]
-        x = self.patch_embed3(maps[1])
-        x = self.pos_drop3(x + fit_positions(self.pos_embed3, self.patch_embed3.grid_size, grid))
-        for block in self.block3:
-            x = block(x, grid)
-        maps.append(to_map(x, grid))
-
-        grid = [height // 32, width // 32]
-        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), self.patch_embed4(maps[2])], dim=1)
-        words = fit_positions(self.pos_embed4[:, 1:], self.patch_embed4.grid_size, grid)
-        x = self.pos_drop4(x + torch.cat([self.pos_embed4[:, :1], words], dim=1))
-        for block in self.block4:
-            x = block(x, grid)
-        maps.append(to_map(x[:, 1:], grid))
+        maps: list[Tensor] = []
+        for i, stride in enumerate(STRIDES, 1):
+            embed, positions = getattr(self, f"patch_embed{i}"), getattr(self, f"pos_embed{i}")
+            grid = [height // stride, width // stride]
+            prefix = self.num_prefix_tokens if i == len(STRIDES) else 0
+            x = embed(maps[-1] if maps else x)
+            table = fit_positions(positions[:, prefix:], embed.grid_size, grid)
+            if prefix:
+                x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+                table = torch.cat([positions[:, :prefix], table], dim=1)
+            x = getattr(self, f"pos_drop{i}")(x + table)
+            for block in getattr(self, f"block{i}"):
+                x = block(x, grid)
+            maps.append(to_map(x[:, prefix:], grid))
         return x, maps
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -230,36 +217,10 @@ def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> 
     return state
 
 
-VARIANTS = {"pvt_tiny": (2, 2, 2, 2), "pvt_small": (3, 4, 6, 3), "pvt_large": (3, 8, 27, 3)}
-CFG = image_cfg("patch_embed1.proj", fixed_input_size=False)
-default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, CFG))
-
-
-def _create(variant: str, pretrained: bool, kwargs: dict[str, Any]) -> Any:
-    return build_variant(
-        PyramidVisionTransformer,
-        variant,
-        pretrained,
-        {"depths": VARIANTS[variant]},
-        kwargs,
-        filter_fn=resize_positions,
-        out_indices=(0, 1, 2, 3),
-    )
-
-
-@register_model
-def pvt_tiny(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Tiny: 13.2 M parameters, 1.9 G multiply-adds."""
-    return _create("pvt_tiny", pretrained, kwargs)
-
-
-@register_model
-def pvt_small(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Small: 24.5 M parameters, 3.8 G multiply-adds."""
-    return _create("pvt_small", pretrained, kwargs)
-
-
-@register_model
-def pvt_large(pretrained: bool = False, **kwargs: Any) -> PyramidVisionTransformer:
-    """PVT-Large: 61.4 M parameters, 9.8 G multiply-adds."""
-    return _create("pvt_large", pretrained, kwargs)
+VARIANTS = {
+    "pvt_tiny": {"depths": (2, 2, 2, 2)},  # 13.2 M parameters, 1.9 G multiply-adds
+    "pvt_small": {"depths": (3, 4, 6, 3)},  # 24.5 M, 3.8 G
+    "pvt_large": {"depths": (3, 8, 27, 3)},  # 61.4 M, 9.8 G
+}
+default_cfgs = generate_default_cfgs(dict.fromkeys(VARIANTS, image_cfg("patch_embed1.proj", fixed_input_size=False)))
+register_variants(PyramidVisionTransformer, VARIANTS, filter_fn=resize_positions, out_indices=(0, 1, 2, 3))
