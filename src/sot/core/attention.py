@@ -22,7 +22,7 @@ class AttentionPool(Pool):
     """Attention with one learned query, then an MLP: timm's `map` pooling, with the same parameter names."""
 
     def __init__(self, dim: int, num_heads: int = 8, mlp_ratio: float = 4.0) -> None:
-        super().__init__(dim, dim)
+        super().__init__(dim)
         check_positive(num_heads=num_heads)
         if dim % num_heads:
             raise ValueError(f"num_heads must divide the token width {dim}, got {num_heads}")
@@ -74,7 +74,7 @@ class EfficientProbing(Pool):
     """
 
     def __init__(self, dim: int, num_queries: int | None = None) -> None:
-        super().__init__(dim, dim)
+        super().__init__(dim)
         if num_queries is None:
             num_queries = max(count for count in range(1, 33) if dim % count == 0)
         check_positive(num_queries=num_queries)

@@ -126,8 +126,7 @@ class SecondOrderHead(nn.Module):
             words = torch.cat([class_token.unsqueeze(1), words], dim=1)
             if mask is not None:
                 mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
-        pooled: Tensor = self.pool(words, mask)
-        return pooled
+        return self.pool(words, mask)
 
     def branches(self, class_part: Tensor, word_part: Tensor) -> list[Tensor]:
         """Logits of each classifier: two for late fusion, one for the others."""

@@ -35,8 +35,7 @@ class FastSingularValuePowerNorm(_PowerNorm):
     def __init__(self, right_dim: int, exponent: float = 0.5, num_values: int = 1, num_iterations: int = 1) -> None:
         super().__init__(exponent)
         check_positive(right_dim=right_dim, num_values=num_values, num_iterations=num_iterations)
-        self.num_values = num_values
-        self.num_iterations = num_iterations
+        self.num_values, self.num_iterations = num_values, num_iterations
         self.start = nn.Parameter(torch.empty(right_dim))
         self.reset_parameters()
 

@@ -47,11 +47,10 @@ class Pool(nn.Module):
 
     accelerated = False
 
-    def __init__(self, dim: int, out_features: int) -> None:
+    def __init__(self, dim: int, out_features: int | None = None) -> None:
         super().__init__()
         check_positive(dim=dim)
-        self.dim = dim
-        self.out_features = out_features
+        self.dim, self.out_features = dim, out_features or dim
 
     def forward(self, tokens: Tensor | Packed, mask: Tensor | None = None) -> Tensor:
         if isinstance(tokens, Packed):
@@ -77,18 +76,12 @@ class Pool(nn.Module):
 class AveragePool(Pool):
     """Mean of the kept tokens (GAP)."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim)
-
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         return (at_least_float32(tokens).sum(1) / count).to(tokens.dtype)
 
 
 class MaxPool(Pool):
     """Largest value of each channel among the kept tokens; zero where none is kept."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, dim)
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if mask is None:
