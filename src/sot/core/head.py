@@ -44,8 +44,7 @@ class SecondOrderHead(nn.Module):
         super().__init__()
         check_positive(dim=dim)
         self.config = config if isinstance(config, HeadConfig) else HeadConfig.from_dict(config or {})
-        self.dim = dim
-        self.fusion = self.config.fusion
+        self.dim, self.fusion = dim, self.config.fusion
         self.pool = None if self.fusion == "class" else POOLS[self.config.pool](dim, self.config)
         self.word_features = 0 if self.pool is None else self.pool.out_features
         self.norm = nn.LayerNorm(dim) if self.config.pre_norm else nn.Identity()

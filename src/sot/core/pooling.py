@@ -155,10 +155,9 @@ class CovariancePool(Pool):
     ) -> None:
         check_positive(reduced_dim=reduced_dim)
         super().__init__(dim, reduced_dim * (reduced_dim + 1) // 2)
-        self.center = center
+        self.center, self.reduced_dim = center, reduced_dim
         self.projection = nn.Linear(dim, reduced_dim)
         self.norm = build_norm(norm, NormSettings(reduced_dim, reduced_dim, exponent, num_values, num_iterations))
-        self.reduced_dim = reduced_dim
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         reduced, _ = keep(self.projection(tokens), mask)  # again: the projection has a bias
