@@ -59,7 +59,7 @@ def spectra(rows, columns):
 torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
 SIZES = {"square": spectra(14, 14), "odd": spectra(5, 5), "tall": spectra(9, 6)}
 NAMES = list(SIZES["square"])
-EXPONENTS = [0.25, 0.3, 0.5]
+CASES = [(size, exponent) for size in SIZES for exponent in (0.25, 0.3, 0.5) if exponent != 0.3 or size == "odd"]
 TOLERANCES = {  # of value and gradient
     "identity": (1e-6, 1e-6),
     "ones": (1e-6, 1e-6),
@@ -71,11 +71,7 @@ TOLERANCES = {  # of value and gradient
 
 def jobs():
     """Everything that the interpreter computes: matrices, the gradient of the result, the exponent."""
-    given = {
-        (size, exponent): (torch.stack(list(matrices.values())), exponent)
-        for size, matrices in SIZES.items()
-        for exponent in EXPONENTS
-    }
+    given = {(size, exponent): (torch.stack(list(SIZES[size].values())), exponent) for size, exponent in CASES}
     given["large", 0.25] = torch.randn(1, 38, 38), 0.25
     given["large", 0.5] = torch.randn(1, 35, 33), 0.5
     square = given["square", 0.25][0]
@@ -116,8 +112,7 @@ def gradient(matrix, grad, exponent):
         return torch.autograd.grad(singular_value_power_norm(matrix, exponent, eps=EPS), matrix, grad.double())[0]
 
 
-@pytest.mark.parametrize("exponent", EXPONENTS)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("size", "exponent"), CASES)
 @pytest.mark.parametrize("name", NAMES)
 def test_value_and_gradient_are_those_of_float64(name, size, exponent, interpreted):
     matrix, grad, power, slope, *_ = (part[NAMES.index(name)] for part in interpreted[size, exponent])
@@ -200,7 +195,7 @@ def test_triton_is_not_imported_before_it_is_used():
 import sys, torch.utils.flop_counter
 before = "triton" in sys.modules  # by torch itself
 import sot.ops.svpn.triton
-sys.exit("triton" in sys.modules and not before or "sot.ops.svpn.triton_kernels" in sys.modules)
+sys.exit("triton" in sys.modules and not before or "sot.ops.svpn.triton_jacobi" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
@@ -210,16 +205,17 @@ def compiled(kernel, size, architecture):
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from sot.ops.svpn import triton_kernels
+    from sot.ops.svpn import triton_jacobi, triton_products
 
     amd = isinstance(architecture, str)
     target = GPUTarget("hip", architecture, 64) if amd else GPUTarget("cuda", architecture, 32)
     if kernel == "decompose":
-        settings = by_triton.decomposition_settings(size, size)
+        function, settings = triton_jacobi.decompose, by_triton.decomposition_settings(size, size)
     else:
+        function = getattr(triton_products, kernel)
         settings = {**by_triton.product_settings(size, size, target.warp_size), "ROOTS": 2}
     options = {name: settings.pop(name) for name in ("num_warps", "enable_fp_fusion")}
-    function, types = getattr(triton_kernels, kernel), {"batch": "i32", "eps": "fp32"}
+    types = {"batch": "i32", "eps": "fp32"}
     signature = {name: "constexpr" if name in settings else types.get(name, "*fp32") for name in function.arg_names}
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs=settings)
     return triton.compile(source, target=target, options=options)

@@ -26,7 +26,7 @@ def accepts(matrix: Tensor, symmetric: bool) -> bool:
 
 def power(matrix: Tensor, exponent: float) -> tuple[Tensor, Parts]:
     """`U diag(λ^α) Vᵀ` of `(batch, m >= n, n)`, and its parts."""
-    from sot.ops.svpn import triton_kernels
+    from sot.ops.svpn import triton_jacobi, triton_products
 
     matrix = matrix.contiguous()
     batch, rows, columns = matrix.shape
@@ -36,16 +36,16 @@ def power(matrix: Tensor, exponent: float) -> tuple[Tensor, Parts]:
         jacobi, products = decomposition_settings(rows, columns), product_settings(rows, columns)
         with torch.cuda.device_of(matrix):  # type: ignore[no-untyped-call]
             grid = ((batch + jacobi["GROUPS"] - 1) // jacobi["GROUPS"],)
-            triton_kernels.decompose[grid](matrix, left, values, right, batch, **jacobi)
+            triton_jacobi.decompose[grid](matrix, left, values, right, batch, **jacobi)
             powers = values if exponent in ROOTS else values.pow(exponent)
             roots = ROOTS.get(exponent, 0)
-            triton_kernels.combine[(batch,)](left, powers, right, out, ROOTS=roots, **products)
+            triton_products.combine[(batch,)](left, powers, right, out, ROOTS=roots, **products)
     return out, (left, values, right)
 
 
 def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor:
     """The gradient of `power`; of exponents other than ½ and ¼ torch computes the slopes."""
-    from sot.ops.svpn import triton_kernels
+    from sot.ops.svpn import triton_products
 
     grad = grad.contiguous()
     batch, rows, columns = grad.shape
@@ -57,7 +57,7 @@ def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor
             given = (*slopes(unit, exponent, eps), ratio, scale)
         settings = product_settings(rows, columns)
         with torch.cuda.device_of(grad):  # type: ignore[no-untyped-call]
-            triton_kernels.pull_back[(batch,)](
+            triton_products.pull_back[(batch,)](
                 grad, *parts, *(part.contiguous() for part in given), out, eps, ROOTS=ROOTS.get(exponent, 0), **settings
             )
     return out

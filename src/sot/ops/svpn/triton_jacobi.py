@@ -1,4 +1,4 @@
-"""svPN and its gradient in Triton: one-sided Jacobi rotations in registers, then small matrix products.
+"""Singular values and vectors of small matrices in Triton: one-sided Jacobi rotations in registers.
 
 A lane holds two columns, X and Y, of W = QV and of V; rows are a tuple of chunks `(rows, lanes)`. Once the columns
 of W are orthogonal, W = U diag(λ). Columns carry tokens, numbered from zero, and meet each other once a sweep:
@@ -24,7 +24,6 @@ FLOOR = tl.constexpr(4e-14)  # of the longest column's square: what is shorter c
 CUT = tl.constexpr(4e-7)  # up to this share of λ₁ a singular value is rounding: its left vector is zero
 SMALL = tl.constexpr(1e-30)
 LIFT = tl.constexpr(2.0**80)  # the inverse of a subnormal number is infinite
-TINY = tl.constexpr(1.1754943508222875e-38)  # a largest singular value up to this has no direction to shrink along
 
 
 @triton.jit
@@ -164,6 +163,42 @@ def store_vectors(u_ptr, values_ptr, v_ptr, matrix, token, real, w, v, length, l
     tl.store(values_ptr + matrix * N + token, length * scale + poison, mask=real)
 
 
+@triton.jit
+def load_scaled(q_ptr, matrix, k, real, M: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr, GROUPS: tl.constexpr,
+                R: tl.constexpr):  # fmt: skip
+    """X and Y of Q divided by its largest number, that number, and NaN in place of zero where one is not finite."""
+    CHUNKS: tl.constexpr = (M + R - 1) // R
+    other = N + N % 2 - 1 - k
+    x = load_columns(q_ptr, matrix * (M * N) + k, real, M, N, R)
+    y = load_columns(q_ptr, matrix * (M * N) + other, real & (other < N), M, N, R)
+    x_largest, x_poison = largest_and_poison(x, CHUNKS)
+    y_largest, y_poison = largest_and_poison(y, CHUNKS)
+    poison = sum_of_group(x_poison + y_poison, GROUPS, LANES)
+    scale = largest_of_group(tl.maximum(x_largest, y_largest), GROUPS, LANES)
+    clean = poison == 0.0
+    lift = tl.where(scale < SMALL, LIFT, 1.0)
+    scale = tl.where(clean & (scale > 0.0), scale, 1.0)
+    inverse = tl.div_rn(1.0, scale * lift)
+    return rescale(x, clean, lift, inverse, CHUNKS), rescale(y, clean, lift, inverse, CHUNKS), scale, poison
+
+
+@triton.jit
+def two_rounds(x, y, vx, vy, t, k, after, before, floor, active, EVEN: tl.constexpr, CM: tl.constexpr,
+               CN: tl.constexpr):  # fmt: skip
+    """Round A and round B, and where a pair was not orthogonal."""
+    front = k == 0
+    back = k == EVEN // 2 - 1
+    up, down = tokens(t, k, EVEN)
+    factors, oblique = rotation(x, y, floor, active, (up < down) | front, front, CM)
+    x, y = rotate(x, y, factors, after, True, CM)
+    vx, vy = rotate(vx, vy, factors, after, True, CN)
+    up = tl.where(up == EVEN - 2, 0, up + 1)
+    factors, also = rotation(x, y, floor, active, (up < down) & (back == 0), back, CM)
+    x, y = rotate(x, y, factors, before, False, CM)
+    vx, vy = rotate(vx, vy, factors, before, False, CN)
+    return x, y, vx, vy, tl.maximum(oblique, also)
+
+
 @triton.jit(do_not_specialize=["batch"])
 def decompose(q_ptr, u_ptr, values_ptr, v_ptr, batch, M: tl.constexpr, N: tl.constexpr, LANES: tl.constexpr,
               GROUPS: tl.constexpr, R: tl.constexpr):  # fmt: skip
@@ -179,27 +214,11 @@ def decompose(q_ptr, u_ptr, values_ptr, v_ptr, batch, M: tl.constexpr, N: tl.con
     k = lane % LANES
     matrix = tl.program_id(0).to(tl.int64) * GROUPS + lane // LANES
     real = (matrix < batch) & (k < PAIRS)
-    front = k == 0
-    back = k == PAIRS - 1
-
-    at = matrix * (M * N)
-    x = load_columns(q_ptr, at + k, real, M, N, R)
-    y = load_columns(q_ptr, at + (EVEN - 1 - k), real & (EVEN - 1 - k < N), M, N, R)
-    x_largest, x_poison = largest_and_poison(x, CM)
-    y_largest, y_poison = largest_and_poison(y, CM)
-    poison = sum_of_group(x_poison + y_poison, GROUPS, LANES)
-    scale = largest_of_group(tl.maximum(x_largest, y_largest), GROUPS, LANES)
-    clean = poison == 0.0
-    lift = tl.where(scale < SMALL, LIFT, 1.0)
-    scale = tl.where(clean & (scale > 0.0), scale, 1.0)
-    inverse = tl.div_rn(1.0, scale * lift)
-    x = rescale(x, clean, lift, inverse, CM)
-    y = rescale(y, clean, lift, inverse, CM)
+    x, y, scale, poison = load_scaled(q_ptr, matrix, k, real, M, N, LANES, GROUPS, R)
     vx = unit_columns(k, EVEN, R)
     vy = unit_columns(EVEN - 1 - k, EVEN, R)
-
-    after = lane - k + tl.where(k < PAIRS, tl.where(back, 0, k + 1), k)
-    before = lane - k + tl.where(k < PAIRS, tl.where(front, PAIRS - 1, k - 1), k)
+    after = lane - k + tl.where(k < PAIRS, tl.where(k == PAIRS - 1, 0, k + 1), k)
+    before = lane - k + tl.where(k < PAIRS, tl.where(k == 0, PAIRS - 1, k - 1), k)
     after = tl.broadcast_to(after[None, :], [R, GROUPS * LANES])
     before = tl.broadcast_to(before[None, :], [R, GROUPS * LANES])
 
@@ -211,131 +230,17 @@ def decompose(q_ptr, u_ptr, values_ptr, v_ptr, batch, M: tl.constexpr, N: tl.con
         floor = FLOOR * largest_of_group(tl.maximum(product(x, x, CM), product(y, y, CM)), GROUPS, LANES)
         worst = floor * 0.0
         for _ in range(PAIRS):
-            up, down = tokens(t, k, EVEN)
-            factors, oblique = rotation(x, y, floor, active, (up < down) | front, front, CM)
+            x, y, vx, vy, oblique = two_rounds(x, y, vx, vy, t, k, after, before, floor, active, EVEN, CM, CN)
             worst = tl.maximum(worst, oblique)
-            x, y = rotate(x, y, factors, after, True, CM)
-            vx, vy = rotate(vx, vy, factors, after, True, CN)
-            up = tl.where(up == EVEN - 2, 0, up + 1)
-            factors, oblique = rotation(x, y, floor, active, (up < down) & (k != PAIRS - 1), back, CM)
-            worst = tl.maximum(worst, oblique)
-            x, y = rotate(x, y, factors, before, False, CM)
-            vx, vy = rotate(vx, vy, factors, before, False, CN)
             t = tl.where(t == EVEN - 2, 0, t + 1)
         active = largest_of_group(worst, GROUPS, LANES) > 0.0
         going = tl.max(worst, axis=0)
         sweep += 1
 
     up, down = tokens(t, k, EVEN)
-    down = tl.where(front, EVEN - 1, down)
+    down = tl.where(k == 0, EVEN - 1, down)
     x_length = tl.sqrt_rn(product(x, x, CM))
     y_length = tl.sqrt_rn(product(y, y, CM))
     largest = largest_of_group(tl.maximum(x_length, y_length), GROUPS, LANES)
     store_vectors(u_ptr, values_ptr, v_ptr, matrix, up, real, x, vx, x_length, largest, scale, poison, M, N, R)
     store_vectors(u_ptr, values_ptr, v_ptr, matrix, down, real, y, vy, y_length, largest, scale, poison, M, N, R)
-
-
-@triton.jit
-def load_tile(pointer, matrix, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows and columns of one matrix of a batch, with zeros outside of it."""
-    mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-    at = matrix * (ROWS * COLUMNS) + rows[:, None] * COLUMNS + columns[None, :]
-    return tl.load(pointer + at, mask=mask, other=0.0)
-
-
-@triton.jit
-def store_tile(pointer, matrix, rows, columns, tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The inverse of `load_tile`."""
-    mask = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-    at = matrix * (ROWS * COLUMNS) + rows[:, None] * COLUMNS + columns[None, :]
-    tl.store(pointer + at, tile, mask=mask)
-
-
-@triton.jit
-def combine(u_ptr, values_ptr, v_ptr, out_ptr, M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr,
-            WIDTH: tl.constexpr, ROOTS: tl.constexpr):  # fmt: skip
-    """U diag(p) Vᵀ of one matrix; p is λ after so many square roots."""
-    matrix = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    powers = tl.load(values_ptr + matrix * N + columns, mask=columns < N, other=0.0)
-    for _ in tl.static_range(ROOTS):
-        powers = tl.sqrt_rn(powers)
-    right = load_tile(v_ptr, matrix, columns, columns, N, N)
-    for start in range(0, M, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        left = load_tile(u_ptr, matrix, rows, columns, M, N) * powers[None, :]
-        store_tile(out_ptr, matrix, rows, columns, tl.dot(left, right, input_precision="ieee"), M, N)
-
-
-@triton.jit
-def slopes(unit, eps, ROOTS: tl.constexpr):
-    """A, B and g(λ) as `sot.ops.svpn.slopes` has them, for α = ½ (one root) and ¼ (two roots)."""
-    root = tl.sqrt_rn(tl.sqrt_rn(unit * unit + eps * eps))
-    if ROOTS == 1:
-        ratio = tl.div_rn(1.0, root)
-    else:
-        root = tl.sqrt_rn(root)
-        ratio = tl.div_rn(1.0, root * root * root)
-    s, t = root[:, None], root[None, :]
-    small = (eps * ratio)[:, None] * (eps * ratio)[None, :]
-    share = (unit * ratio)[:, None] * (unit * ratio)[None, :]
-    both, squares = s * t, s * s + t * t
-    if ROOTS == 1:
-        inverse = tl.div_rn(1.0, squares * (s + t))
-        same, swapped = (squares + both + small) * inverse, -share * inverse
-    else:
-        fourths = squares * squares - 2.0 * both * both
-        inverse = tl.div_rn(1.0, (s + t) * squares * fourths)
-        cubic = squares + both
-        same, swapped = (fourths + both * cubic + small * cubic) * inverse, -share * cubic * inverse
-    return same, swapped, ratio
-
-
-@triton.jit
-def relative(values, ROOTS: tl.constexpr):
-    """λ/λ₁, and λ₁^(α-1) for α = ½ (one root) and ¼ (two roots), which is zero for a matrix of zeros."""
-    largest = tl.max(values, axis=0)
-    alive = largest > TINY
-    largest = tl.where(alive, largest, 1.0)
-    root = tl.sqrt_rn(largest)
-    if ROOTS == 2:
-        root = root * tl.sqrt_rn(root)
-    return values / largest, tl.where(alive, tl.div_rn(1.0, root), 0.0)
-
-
-@triton.jit
-def pull_back(g_ptr, u_ptr, values_ptr, v_ptr, same_ptr, swapped_ptr, ratio_ptr, scale_ptr, out_ptr, eps,
-              M: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-              ROOTS: tl.constexpr):  # fmt: skip
-    """The gradient `(U (A∘T + B∘Tᵀ - T diag ρ) + GV diag ρ) Vᵀ`, `T = UᵀGV`, of one matrix.
-
-    With no roots A, B, ρ and the scale of G are given. GV is made twice: all of its rows at once do not fit.
-    """
-    matrix = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, WIDTH)
-    values = tl.load(values_ptr + matrix * N + columns, mask=columns < N, other=0.0)
-    if ROOTS == 0:
-        scale = tl.load(scale_ptr + matrix)
-        ratio = tl.load(ratio_ptr + matrix * N + columns, mask=columns < N, other=0.0)
-        same = load_tile(same_ptr, matrix, columns, columns, N, N)
-        swapped = load_tile(swapped_ptr, matrix, columns, columns, N, N)
-    else:
-        unit, scale = relative(values, ROOTS)
-        same, swapped, ratio = slopes(unit, eps, ROOTS)
-    scale += tl.sum(values * 0.0, axis=0)  # the largest of NaN and zeros is zero
-    right = load_tile(v_ptr, matrix, columns, columns, N, N)  # Vᵀ
-    inner = tl.zeros([WIDTH, WIDTH], tl.float32)
-    for start in range(0, M, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        grad = load_tile(g_ptr, matrix, rows, columns, M, N) * scale
-        mapped = tl.dot(grad, tl.trans(right), input_precision="ieee")
-        left = load_tile(u_ptr, matrix, rows, columns, M, N)
-        inner = tl.dot(tl.trans(left), mapped, acc=inner, input_precision="ieee")
-    middle = (same - ratio[None, :]) * inner + swapped * tl.trans(inner)
-    for start in range(0, M, BLOCK):
-        rows = start + tl.arange(0, BLOCK)
-        grad = load_tile(g_ptr, matrix, rows, columns, M, N) * scale
-        mapped = tl.dot(grad, tl.trans(right), input_precision="ieee")
-        left = load_tile(u_ptr, matrix, rows, columns, M, N)
-        result = tl.dot(left, middle, acc=mapped * ratio[None, :], input_precision="ieee")
-        store_tile(out_ptr, matrix, rows, columns, tl.dot(result, right, input_precision="ieee"), M, N)
