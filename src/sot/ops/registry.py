@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 logger = logging.getLogger("sot")
 BACKENDS = ("auto", "numba", "triton", "torch", "reference")
@@ -27,7 +28,8 @@ def installed(package: str) -> bool:
         return False
 
 
-HAS_NUMBA, HAS_TRITON = installed("numba"), installed("triton")
+HAS_NUMBA = installed("numba")
+HAS_TRITON = installed("triton") and TorchVersion(torch.__version__) >= (2, 15)  # the first whose Triton was tried
 
 
 @dataclass(frozen=True)
