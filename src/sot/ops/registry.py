@@ -29,7 +29,7 @@ def installed(package: str) -> bool:
 
 
 HAS_NUMBA = installed("numba")
-HAS_TRITON = installed("triton") and TorchVersion(torch.__version__) >= (2, 15)  # the first whose Triton was tried
+HAS_TRITON = installed("triton") and TorchVersion(torch.__version__) >= "2.15"  # the first whose Triton was tried
 
 
 @dataclass(frozen=True)
