@@ -167,6 +167,9 @@ def svpn(matrix: Tensor, exponent: float, eps: float, symmetric: bool = False) -
             result = reference.power(flat, exponent, symmetric)
         else:
             keep = torch.is_grad_enabled() and flat.requires_grad
-            result = SingularValuePower.apply(flat, exponent, eps, symmetric, keep, backend)[0]
+            if keep or backend == SVPN.transformed:  # which torch.func may be looking at
+                result = SingularValuePower.apply(flat, exponent, eps, symmetric, keep, backend)[0]
+            else:
+                result = _power(flat, exponent, symmetric, keep, backend)[0]
         result = result.view(tall.shape)
     return (result.mT if wide else result).to(matrix.dtype)
