@@ -11,7 +11,7 @@ from sot.ops.cross_covariance import numba, reference
 from sot.ops.cross_covariance import torch as by_torch
 from sot.ops.library import define
 from sot.ops.precision import autocast_off
-from sot.ops.registry import HAS_NUMBA, Operator, anything, log_once
+from sot.ops.registry import HAS_NUMBA, Operator, anything, asked, log_once
 
 CROSS_COVARIANCE = Operator(
     "cross_covariance",
@@ -19,11 +19,18 @@ CROSS_COVARIANCE = Operator(
 )
 
 
+def _kernels_pay(starts: Tensor | None) -> bool:
+    """Not with several threads, where torch can do it and nobody asked for kernels: its own threads go on spinning
+    after a product and take the cores from ours. Both backends keep the same, so either may follow the other.
+    """
+    return starts is not None or torch.get_num_threads() == 1 or asked() == "numba"
+
+
 def _compute(
     tokens: Tensor, weight: Tensor, starts: Tensor | None, heads: int, left_dim: int, center: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     log_once("cross_covariance", backend)
-    if backend == "numba":
+    if backend == "numba" and _kernels_pay(starts):
         return numba.project(tokens, weight, starts, heads, left_dim, center)
     return by_torch.project(tokens, weight, heads, left_dim, center)
 
@@ -50,7 +57,7 @@ _multiply = define(
 
 def _compute_gradient(tokens: Tensor, weight: Tensor, starts: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     projected, grad, wanted, backend = rest
-    if backend == "numba":
+    if backend == "numba" and _kernels_pay(starts):
         return numba.pull_back_to_tokens(tokens, weight, starts, projected, grad, *wanted)
     return by_torch.pull_back_to_tokens(tokens, weight, projected, grad, *wanted)
 

@@ -6,13 +6,23 @@ Centred X and Y need no other backward: the columns of each sum to zero, so the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sot.ops.cross_covariance.reference import cross_products, split_heads
 
+_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch._C._has_mkldnn else None
 TOKENS_AT_A_TIME = 1568  # and thread; 8 images of 196: large enough for fast products, small enough for a cache
+
+
+def _multiply(rows: Tensor, weight: Tensor, out: Tensor) -> None:
+    """`out = rows @ weightᵀ`; of float32 on a CPU by oneDNN, which torch has but takes for compiled models only."""
+    if _ONEDNN is None or rows.dtype != torch.float32 or rows.device.type != "cpu":
+        torch.mm(rows, weight.mT, out=out)
+    else:
+        out.copy_(_ONEDNN(rows, weight, None, "none", [], ""))
 
 
 def _pieces(tokens: Tensor) -> Iterator[slice]:
@@ -30,7 +40,7 @@ def project(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: b
     out = tokens.new_empty(batch, heads, left_dim, width // heads - left_dim)
     for piece in _pieces(tokens):
         rows = projected[piece]
-        torch.mm(tokens[piece].reshape(-1, dim), weight.mT, out=rows.view(-1, width))
+        _multiply(tokens[piece].reshape(-1, dim), weight, rows.view(-1, width))
         if center:
             rows -= rows.mean(1, keepdim=True)
         out[piece] = cross_products(rows, heads, left_dim)
@@ -55,10 +65,11 @@ def pull_back_to_tokens(
     d_tokens = tokens.new_empty(tokens.shape if of_tokens else 0)
     d_weight = torch.zeros_like(weight) if of_weight else weight.new_empty(0)
     dim, width = tokens.shape[2], len(weight)
+    transposed = weight.mT.contiguous() if of_tokens else weight
     for piece in _pieces(tokens):
         rows = pull_back(projected[piece], grad[piece]).view(-1, width)
         if of_tokens:
-            torch.mm(rows, weight, out=d_tokens[piece].view(-1, dim))
+            _multiply(rows, transposed, d_tokens[piece].view(-1, dim))
         if of_weight:
             d_weight.addmm_(rows.mT, tokens[piece].reshape(-1, dim))
     return d_tokens, d_weight
