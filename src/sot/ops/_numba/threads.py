@@ -5,24 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+Result = TypeVar("Result")
 
-def on_threads(run: Callable[[tuple[int, int]], None], items: int, least: int = 4) -> None:
+
+def on_threads(run: Callable[[tuple[int, int]], Result], items: int, least: int = 4) -> list[Result]:
     """Call with ranges of items, one for each thread that torch may use: the kernels let go of the interpreter.
 
-    Fewer than `least` items are done before another thread has started.
+    What the calls return comes back in the order of the items. Fewer than `least` items are done before another thread
+    has started.
     """
     threads = min(torch.get_num_threads(), items // least)
     if threads < 2:
-        run((0, items))
-        return
+        return [run((0, items))]
     bounds = [items * k // threads for k in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(run, itertools.pairwise(bounds)))
+        return list(pool.map(run, itertools.pairwise(bounds)))
 
 
 def array(tensor: Tensor) -> Any:

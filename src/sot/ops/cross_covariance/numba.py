@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sot.ops._numba.threads import flat, on_threads, storage
+from sot.ops.cross_covariance.torch import TOKENS_AT_A_TIME
 
 LANES, TILE_ROWS, TILE_COLUMNS = 8, 4, 24  # of the kernels
-TOKENS_AT_A_TIME = 1568
 
 
 def accepts(tokens: Tensor, weight: Tensor, heads: int, left_dim: int) -> bool:
@@ -45,11 +45,12 @@ class TokenRows(NamedTuple):
     def of(cls, tokens: Tensor, starts: Tensor | None) -> TokenRows:
         """Tokens that are in rows, copied if they are not."""
         rows = tokens if tokens.stride()[1:] == (tokens.shape[2], 1) else tokens.contiguous()
-        dense = torch.arange(tokens.shape[0] + 1) * tokens.shape[1]
-        return cls(rows, dense if starts is None else starts, starts is not None)
+        if starts is not None:
+            return cls(rows, starts, True)
+        return cls(rows, torch.arange(tokens.shape[0] + 1) * tokens.shape[1], False)
 
     def pieces(self, samples: tuple[int, int]) -> Iterator[Piece]:
-        """TokenRows of some tokens at a time."""
+        """Samples of some tokens at a time."""
         starts, first = self.starts.tolist(), samples[0]
         while first < samples[1]:
             last = bisect_right(starts, starts[first] + TOKENS_AT_A_TIME) - 1
@@ -137,17 +138,14 @@ def pull_back_to_tokens(
     samples = TokenRows.of(tokens, starts)
     d_tokens = tokens.new_empty(tokens.shape if of_tokens else 0)
     panels = Panels(weight.detach()) if of_tokens else None  # a frozen backbone has no use for it
-    padded = (len(weight), _whole_tiles(weight.shape[1]))
-    sums: list[Tensor] = []
+    padded = (len(weight), _whole_tiles(weight.shape[1])) if of_weight else None
 
-    def run(part: tuple[int, int]) -> None:
-        total = _pull_back_part(samples, part, projected, grad, panels, d_tokens, padded if of_weight else None)
-        if total is not None:
-            sums.append(total)
+    def run(part: tuple[int, int]) -> Tensor | None:
+        return _pull_back_part(samples, part, projected, grad, panels, d_tokens, padded)
 
-    on_threads(run, len(grad))
-    total = sum(sums[1:], sums[0])[:, : weight.shape[1]].contiguous() if sums else weight.new_empty(0)
-    return d_tokens, total
+    sums = [total for total in on_threads(run, len(grad)) if total is not None]
+    d_weight = sum(sums[1:], sums[0])[:, : weight.shape[1]].contiguous() if sums else weight.new_empty(0)
+    return d_tokens, d_weight
 
 
 def _pull_back_part(

@@ -19,18 +19,22 @@ CROSS_COVARIANCE = Operator(
 )
 
 
-def _kernels_pay(starts: Tensor | None) -> bool:
-    """Not with several threads, where torch can do it and nobody asked for kernels: its own threads go on spinning
-    after a product and take the cores from ours. Both backends keep the same, so either may follow the other.
+def _who_pays(backend: str, starts: Tensor | None) -> str:
+    """The backend, or `torch` for kernels with several threads, unless they were asked for or tokens are packed.
+
+    Threads of torch go on spinning after a product and take the cores from ours. Both backends keep the same tensors,
+    so either may follow the other. The number of threads is known here only: compilers do not trace it.
     """
-    return starts is not None or torch.get_num_threads() == 1 or asked() == "numba"
+    several = torch.get_num_threads() > 1 and starts is None and asked() != "numba"
+    return "torch" if backend == "numba" and several else backend
 
 
 def _compute(
     tokens: Tensor, weight: Tensor, starts: Tensor | None, heads: int, left_dim: int, center: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
+    backend = _who_pays(backend, starts)
     log_once("cross_covariance", backend)
-    if backend == "numba" and _kernels_pay(starts):
+    if backend == "numba":
         return numba.project(tokens, weight, starts, heads, left_dim, center)
     return by_torch.project(tokens, weight, heads, left_dim, center)
 
@@ -57,7 +61,7 @@ _multiply = define(
 
 def _compute_gradient(tokens: Tensor, weight: Tensor, starts: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     projected, grad, wanted, backend = rest
-    if backend == "numba" and _kernels_pay(starts):
+    if _who_pays(backend, starts) == "numba":
         return numba.pull_back_to_tokens(tokens, weight, starts, projected, grad, *wanted)
     return by_torch.pull_back_to_tokens(tokens, weight, projected, grad, *wanted)
 

@@ -142,14 +142,14 @@ class FirstDerivative(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         """A further batch dimension of all tensors."""
-        merged = [
-            value.movedim(dim, 0).flatten(0, 1)
-            if dim is not None
-            else value.expand(info.batch_size, *value.shape).flatten(0, 1)
-            if isinstance(value, Tensor)
-            else value
-            for value, dim in zip(arguments, in_dims)
-        ]
+
+        def merge(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            batched = value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            return batched.flatten(0, 1)
+
+        merged = map(merge, arguments, in_dims)
         return FirstDerivative.apply(*merged).unflatten(0, (info.batch_size, -1)), 0
 
 
