@@ -1,10 +1,12 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when the hub's library is imported
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is: threads that spin slow other workers down
 
 import pytest
 import timm
 import torch
+from audio_models import audio_folder
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -50,4 +52,7 @@ def stand_ins(tmp_path_factory):
     return {
         "vit_small_patch16_224": str(folder / "vit"),
         "google-bert/bert-base-uncased": str(folder / "bert"),
+        "facebook/wav2vec2-base": str(audio_folder("wav2vec2", folder / "wav2vec2")),
+        "openai/whisper-tiny": str(audio_folder("whisper", folder / "whisper")),
+        "sentence-transformers/all-MiniLM-L6-v2": str(folder / "bert"),
     }

@@ -10,13 +10,16 @@ from test_cli import sot
 
 from reference import power_of_svd
 from sot.bench.cases import SIZES, Case, Measurement, Size, run_case
+from sot.bench.devices import find_device, timed
 from sot.bench.head_cost import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
 from sot.bench.memory import measure_memory
 from sot.bench.norm_cost import normalize_cases
 from sot.bench.references import deflated_power, published_covariance, published_root, svd_power
 from sot.bench.report import BenchReport
+from sot.bench.rivals import rival_head_cases, rival_heads, rival_model_cases
 from sot.bench.timing import Race, Spread, growth_exponent, race, thread_count
 from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
+from sot.errors import SettingError
 
 SMALL = Size("small", token_dim=12, head_dim=3, covariance_dim=4, batch=2, tokens=5)
 
@@ -28,18 +31,18 @@ def test_functions_take_turns_and_each_comes_first():
     calls = []
     result = race({name: lambda name=name: calls.append(name) for name in "abc"}, rounds=3, warm_up=1)
     assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
-    assert all(len(result.wall[name]) == len(result.cpu[name]) == 3 for name in "abc")
+    assert all(len(result.wall[name]) == len(result.cost[name]) == 3 for name in "abc")
 
 
 def test_ratios_are_of_pairs_from_the_same_round():
     times = {"ours": [1.0, 20.0, 3.0], "theirs": [2.0, 40.0, 1.0]}
-    ratio = Race(times, times).cpu_ratio("ours", "theirs")
+    ratio = Race(times, times).cost_ratio("ours", "theirs")
     assert ratio == Spread(0.5, 0.5, 1.75) and Race(times, times).wall_ratio("theirs", "theirs").high == 1
 
 
 def test_wall_time_passes_while_asleep_and_process_time_does_not():
     result = race({"sleep": lambda: time.sleep(0.05)}, rounds=2, warm_up=0)
-    assert min(result.wall["sleep"]) >= 0.05 and max(result.cpu["sleep"]) < 0.05
+    assert min(result.wall["sleep"]) >= 0.05 and max(result.cost["sleep"]) < 0.05
 
 
 def test_threads_are_pinned_and_given_back():
@@ -48,6 +51,45 @@ def test_threads_are_pinned_and_given_back():
         assert torch.get_num_threads() == 1
         raise RuntimeError
     assert torch.get_num_threads() == before
+
+
+def test_an_accelerator_is_timed_by_its_own_clock_between_two_waits(monkeypatch):
+    """On no accelerator: what is called, and in which order."""
+    calls = []
+
+    class Event:
+        def __init__(self, device, enable_timing):
+            assert device.type == "cuda" and enable_timing
+
+        def record(self):
+            calls.append("record")
+
+        def elapsed_time(self, later):
+            return 250.0  # ms
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: calls.append("wait"))
+    wall, cost = timed(lambda: calls.append("function"), torch.device("cuda"))
+    assert calls == ["wait", "record", "function", "record", "wait"] and cost == 0.25 and wall < 0.25
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("tpu", "device must be one of cpu, cuda, mps, xpu, got 'tpu'"),
+        ("cuda:x", "got 'cuda:x'"),
+        ("xpu", "device is 'xpu', which torch does not find on this machine: it has cpu and cuda"),
+        ("cuda:2", "device is 'cuda:2', and this machine has fewer of them"),
+    ],
+)
+def test_devices_that_are_not_there(name, message, monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    assert find_device("cpu").type == "cpu" and find_device("cuda:1").index == 1
+    with pytest.raises(SettingError) as caught:
+        find_device(name)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1, 2])
@@ -157,6 +199,29 @@ def test_our_head_saves_less_than_half_of_what_the_published_one_does():
     assert len(rows) == 4 and all(row.ratio.median <= limits[row.case] for row in rows)
 
 
+def test_exact_stands_beside_svd_fast_gcp_and_efficient_probing():
+    (case,) = rival_head_cases((SMALL,))
+    names = ["ours, fast", "ours", "exact by SVD", "GCP", "efficient probing"]
+    assert list(case.functions) == names and case.reference == "ours, fast"
+    heads = {name: head.double() for name, head in rival_heads(SMALL).items()}
+    heads["exact by SVD"].load_state_dict(heads["ours"].state_dict())
+    inputs = [tensor.double() for tensor in head_inputs(SMALL)]
+    assert torch.allclose(heads["ours"](*inputs), heads["exact by SVD"](*inputs))
+    rows = run_case(case, rounds=1)
+    report = BenchReport("title", 1, 1, rows)
+    ratio = rows[1].cost / rows[0].cost
+    assert report.caption.endswith(f"Exact takes this share of the time of fast: {ratio:.2f} ({case.title}).")
+
+
+def test_whole_models_stand_side_by_side_with_each_head(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda *name, **settings: create(*name, depth=1, **settings))
+    forward, step = rival_model_cases("sot_tiny", 1, 2)
+    assert list(forward.functions) == list(step.functions) and len(step.functions) == 5
+    assert forward.functions["exact by SVD"]().shape == (1, 1000)
+    step.functions["ours"]()
+
+
 def test_our_heads_are_the_default_and_the_papers():
     heads = build_heads(SMALL)
     settings = {name: (head.config.norm, head.config.exponent) for name, head in heads.items() if "ours" in name}
@@ -189,6 +254,27 @@ def test_commands_print_tables_json_and_pictures(what, cases, functions, tmp_pat
     assert "Tiny" in sot("bench", what, *small).stdout and not result.stderr
 
 
+def test_several_numbers_of_threads_are_measured_one_after_the_other():
+    small = ["--size", "tiny", "--batch", 2, "--tokens", 16, "--rounds", 1, "--threads", "1,2"]
+    reports = json.loads(sot("bench", "head", *small, "--json").stdout)
+    assert [report["threads"] for report in reports] == [1, 2] and reports[0]["rows"] != reports[1]["rows"]
+    printed = sot("bench", "head", *small, "--markdown").stdout
+    assert "1 thread, " in printed and "process time in turns" in printed
+    assert "2 threads, " in printed and "wall clock in turns" in printed
+
+
+@pytest.mark.parametrize("what, cases", [("head", 2), ("normalize", 4)])
+def test_commands_measure_on_a_device(what, cases):
+    small = ["--size", "tiny", "--batch", 2, "--tokens", 16, "--rounds", 1]
+    result = sot("bench", what, *small, "--device", "cpu", "--json")
+    assert result.returncode == 0, result.stderr
+    assert len({row["case"] for row in json.loads(result.stdout)["rows"]}) == cases
+    for device in ("cuda", "mps", "xpu"):
+        if not torch.accelerator.is_available():
+            result = sot("bench", what, "--device", device)
+            assert result.returncode == 2 and "which torch does not find on this machine" in result.stderr
+
+
 @pytest.mark.parametrize("what", ["head", "memory"])
 def test_growth_is_an_exponent_for_tokens_and_batch(what, monkeypatch):
     few = {"tokens": [SMALL, Size("more", 12, 3, 4, 2, 40)], "batch": [SMALL, Size("more", 12, 3, 4, 16, 5)]}
@@ -204,8 +290,12 @@ def test_growth_is_an_exponent_for_tokens_and_batch(what, monkeypatch):
         (["bench", "head", "--size", "huge"], "unknown size 'huge'; accepted: Tiny, Small, Base"),
         (["bench", "head", "--json", "--markdown"], "--json and --markdown exclude each other"),
         (["bench", "memory", "--picture", "bars.jpg"], "must end in .png, got bars.jpg"),
-        (["bench", "normalize", "--threads", "0"], "equal to 1"),
+        (["bench", "normalize", "--threads", "0"], "--threads must be numbers from 1 on, such as 1 or 1,2, got '0'"),
+        (["bench", "head", "--threads", "1,x"], "--threads must be numbers from 1 on, such as 1 or 1,2, got '1,x'"),
+        (["bench", "head", "--threads", "1,2", "--picture", "a.png"], "--picture"),
         (["bench", "speed"], "speed"),
+        (["bench", "head", "--device", "tpu"], "--device must be one of cpu, cuda, mps, xpu, got 'tpu'"),
+        (["bench", "model", "--runtimes", "--device", "cpu"], "--runtimes and --device exclude each other"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(arguments, message, tmp_path):

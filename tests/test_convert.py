@@ -1,13 +1,15 @@
 """Weights laid out like the authors' code."""
 
 import re
+from typing import get_args
 
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
 
-from sot import HeadConfig
+from sot import Fusion, HeadConfig
+from sot.cli.convert import Fusions
 from sot.models.vision import sinusoid_positions
 from sot.paper.convert import convert, convert_state_dict, read_weights, write_weights
 
@@ -135,3 +137,7 @@ def test_bad_files_and_weights_are_refused(tmp_path, capsys):
     small = {"cls_token": torch.zeros(1, 1, 8), "blocks.0.norm1.weight": torch.zeros(8)}
     with pytest.raises(ValueError, match="width×depth 8×1; accepted: 256×7, 240×12"):
         convert(small)
+
+
+def test_the_command_knows_every_fusion():
+    assert get_args(Fusions) == tuple(fusion.value for fusion in Fusion)

@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import TrainingArguments
 
 from sot import accelerate, equip
@@ -233,6 +235,53 @@ def test_undone_it_is_what_it_was(by_hand):
     assert not by_hand and torch.equal(result, plain(x))
     twin(x)
     assert len(by_hand) == 5  # the stem, three blocks, and the pooled norm of the first transition
+
+
+def test_torch_finds_nothing_wrong_with_the_operators():
+    ops, block = torch.ops.sot, DenseBlock(4, num_layers=2, growth=4)
+    x = torch.randn(2, 5, 6, 4)
+    layers, eps = [layer for half in block._halves() for layer in half], [1e-5] * 4
+    parameters = [weight.detach() for layer in layers for weight in layer.parameters()]
+    made = ops.dense_block(x, parameters, eps)
+    grad = torch.randn(2, 5, 6, made[0].shape[2])
+    picture, weight = torch.randn(2, 9, 8, 3), torch.randn(4, 3, 3, 3)
+    pooled, places = ops.stem(picture, weight, torch.randn(4))
+    given = picture, weight, places, torch.randn_like(pooled)
+    calls = [(ops.dense_block, (x, parameters, eps)), (ops.dense_block_backward, (grad, parameters, eps, *made))]
+    calls += [(ops.stem, (picture, weight, torch.randn(4)))]
+    calls += [(ops.stem_backward, (*given, of_image)) for of_image in (True, False)]
+    norm = x[:, :4], torch.randn(4), torch.randn(4)
+    pooled, *kept = ops.pooled_norm(*norm, 1e-5, 2)
+    calls += [
+        (ops.pooled_norm, (*norm, 1e-5, 2)),
+        (ops.pooled_norm_backward, (pooled, norm[0].flatten(1, 2), norm[1], *kept, 1e-5, 2)),
+    ]
+    for operator, arguments in calls:
+        torch.library.opcheck(operator, tuple(arguments), test_utils=("test_schema", "test_faketensor"))
+        with FlopCounterMode(display=False) as counter:
+            operator(*arguments)
+        assert (counter.get_total_flops() > 0) == ("norm" not in str(operator))
+
+
+def test_compiled_in_training_it_keeps_the_operators():
+    module = accelerate(randomized(ConvolutionalEmbedding("densenet", 3, 6, 4)).float())
+    x, found = torch.randn(3, 3, 32, 32), set()
+
+    def compiler(graph, inputs):
+        found.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(module), fullgraph=True, backend=aot_autograd(fw_compiler=compiler))
+    results = []
+    for function in (module, compiled):
+        output = function(x)
+        output.square().sum().backward()
+        results.append([output.detach(), *(weight.grad for weight in function.parameters()), *function.buffers()])
+    for one, other in zip(*results):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    names = [name + end for name in ("stem", "dense_block", "pooled_norm") for end in ("", "_backward")]
+    assert {f"sot.{name}.default" for name in names} <= found
 
 
 def test_compiled_and_exported_it_is_one_graph():

@@ -7,7 +7,8 @@ from sklearn.metrics import matthews_corrcoef, top_k_accuracy_score
 
 from sot.evaluation.metrics import calibration_error, cross_entropy, text_scores, top_k
 from sot.models.equip import equip
-from sot.training.engine import Average, learning_rate_factor, parameter_groups
+from sot.training.engine import Average
+from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe, load_recipe
 
 

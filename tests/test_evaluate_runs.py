@@ -7,7 +7,7 @@ import pytest
 from sot.core.head import HeadConfig
 from sot.training.checkpoints import is_whole
 from sot.training.recipe import Recipe
-from sot.training.run import full_name, open_run
+from sot.training.run_folder import full_name, open_run
 
 
 def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatch):
@@ -17,7 +17,8 @@ def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatc
     recipe, out = Recipe(), tmp_path / "run"
 
     def resume(data, model):
-        open_run(out, {"command": "train", "model": model, "data": data}, recipe, resume=True, overwrite=False)
+        with open_run(out, {"command": "train", "model": model, "data": data}, recipe, resume=True, overwrite=False):
+            pass
 
     for data, model in (("data", "model"), ("./data", "./model"), (str(tmp_path / "data"), str(tmp_path / "model"))):
         resume(data, model)
@@ -39,7 +40,8 @@ def test_a_run_of_version_0_1_0_goes_on_with_the_head_it_was_started_with(settin
 
     def resume(head):
         identity = {"command": "train", "model": "test_vit", "data": "digits", "head": head.to_dict()}
-        open_run(tmp_path, identity, Recipe(), resume=True, overwrite=False)
+        with open_run(tmp_path, identity, Recipe(), resume=True, overwrite=False):
+            pass
 
     resume(old)
     kept = json.loads(file.read_text())

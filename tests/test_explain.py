@@ -80,6 +80,14 @@ def test_a_branch_votes_as_its_own_linear_layer():
 # --- evidence of words and pairs ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("pool", ["mgcrp", "gcp", "gap"])
+def test_evidence_of_words_has_the_average_beside_the_pooling(pool):
+    head, tokens = make_head(pool=pool, average=True), make_tokens()
+    evidence, part = pair_evidence(head, tokens, 2), branch_contributions(head, tokens).word_part[2]
+    assert evidence.words.sum() == pytest.approx(part, rel=1e-4, abs=1e-4)
+    assert evidence.pairs.sum(1) == pytest.approx(evidence.words, rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize(
     ("pool", "norm"), [*(("mgcrp", norm) for norm in HOMOGENEOUS), ("gcp", "isqrt"), ("gcp", "mpn"), ("gap", None)]

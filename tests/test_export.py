@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 from test_cli import sot
 
 import sot as package
+from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.head_config import merge_head
 from sot.evaluation.export import export_model, load_exported
 
@@ -97,6 +100,31 @@ def test_spectra_as_steep_as_those_of_trained_heads_are_exported(exponent, tmp_p
         left *= torch.logspace(0, -4, pool.left_dim)[:, None]
     model.save_pretrained(tmp_path / "model")
     assert max(export_model(tmp_path / "model", "onnx").differences.values()) < 1e-5
+
+
+ALONE = """
+import sys
+sys.modules["sot"] = None
+import torch
+how, program, given = sys.argv[1:]
+run = torch.export.load(program).module() if how == "export" else torch._inductor.aoti_load_package(program)
+inputs, expected = torch.load(given)
+torch.testing.assert_close(run(*inputs), expected, rtol=1e-4, atol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("how", ["export", pytest.param("AOTInductor", marks=pytest.mark.slow)])
+def test_programs_run_where_this_package_is_not_installed(how, tmp_path):
+    head = package.accelerate(SecondOrderHead(32, 3200, HeadConfig(heads=2))).eval()
+    inputs, file = (torch.randn(2, 32), torch.randn(2, 30, 32)), str(tmp_path / "head.pt2")
+    program = torch.export.export(head, inputs)
+    assert not any("sot" in str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    if how == "export":
+        torch.export.save(program, file)
+    else:
+        torch._inductor.aoti_compile_and_package(program, package_path=file)
+    torch.save((inputs, head(*inputs).detach()), tmp_path / "given.pt")
+    subprocess.run([sys.executable, "-c", ALONE, how, file, str(tmp_path / "given.pt")], check=True, timeout=300)
 
 
 def test_mistakes(image_model, tmp_path):

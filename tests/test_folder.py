@@ -8,6 +8,7 @@ import torch
 from test_classifier import build, inputs
 
 import sot
+from sot.limits import read_settings
 from sot.models.configuration import SoTConfig
 from sot.models.folder import class_names, folder_modality, load_config, load_model, trained_length
 
@@ -45,7 +46,7 @@ def test_a_folder_says_what_it_reads(folders, tmp_path, modality):
 
 def test_a_modality_that_does_not_fit_is_named():
     for settings, message in (
-        ({"modality": "smell"}, "modality must be one of image, text, got 'smell'"),
+        ({"modality": "smell"}, "modality must be one of image, text, audio, got 'smell'"),
         ({"modality": "image"}, "a model of modality 'image' needs a layout"),
         ({"modality": "text", "layout": {"dim": 8}}, "a model of modality 'text' has no layout"),
     ):
@@ -93,3 +94,12 @@ def test_tokens_take_what_the_model_takes(kind):
     half = tokens.to(torch.bfloat16)
     assert half.word_tokens.dtype == torch.bfloat16 == [*half.branches, half][0].word_tokens.dtype
     assert tokens.word_tokens.dtype == torch.float32 and half.grid == tokens.grid
+
+
+def test_words_of_a_tokenizer_are_no_settings(tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"model": {"type": "WordPiece", "vocab": {"player": 2447, "height": 9000}}}))
+    assert read_settings(file)["model"]["vocab"]["player"] == 2447
+    file.write_text(json.dumps({"num_layers": 2447}))
+    with pytest.raises(ValueError, match="asks for num_layers=2,447"):
+        read_settings(file)

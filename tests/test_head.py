@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from sot import POOLS, Fusion, HeadConfig, SecondOrderHead
+from sot.core.packed import Packed
 
 DIM, CLASSES = 16, 5
 SMALL = {"heads": 2, "left_dim": 3, "right_dim": 4, "reduced_dim": 5}
@@ -45,6 +46,29 @@ def test_fusions_are_the_papers_formulae():
     assert torch.equal(head(class_token, words), head.class_linear(head.widen(class_token)))
     head = build(fusion="word")
     assert torch.equal(head(None, words, mask), head.word_linear(head.pool(words, mask)))
+
+
+@pytest.mark.parametrize("fusion", ["word", "sum", "concat", "aggr_all"])
+def test_the_average_of_the_words_stands_beside_what_they_are_pooled_to(fusion):
+    class_token, words, mask = inputs()
+    head = build(fusion=fusion, average=True)
+    assert head.word_features == head.pool.out_features + DIM
+    if fusion == "aggr_all":
+        words, mask = torch.cat([class_token[:, None], words], dim=1), torch.cat([mask[:, :1], mask], dim=1)
+    mean = torch.stack([each[kept].mean(0) for each, kept in zip(words, mask)])
+    pooled = head(class_token, *inputs_after(fusion, words, mask), pre_logits=True)[:, -head.word_features :]
+    expected = torch.cat([head.pool(words, mask), mean], dim=1)
+    torch.testing.assert_close(pooled, expected)
+    kept = Packed(words[mask], torch.cat([torch.zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)]))
+    if fusion != "aggr_all":
+        torch.testing.assert_close(head(class_token, kept), head(class_token, words, mask))
+    with pytest.raises(ValueError, match="average is of the words"):
+        build(fusion="class", average=True)
+
+
+def inputs_after(fusion, words, mask):
+    """Without the class token, which the head puts in front."""
+    return (words[:, 1:], mask[:, 1:]) if fusion == "aggr_all" else (words, mask)
 
 
 def test_late_fusion_returns_log_probabilities_of_the_mean_score():

@@ -6,13 +6,15 @@ from torch.autograd import gradcheck
 
 from reference import corollary_1, deflation, power_of_svd, relative_error, with_spectrum
 from sot.core.normalize import (
+    ZERO_SCALE,
     element_power_norm,
     fast_singular_value_power_norm,
     matrix_power_norm,
     matrix_square_root,
     singular_value_power_norm,
 )
-from sot.core.normalizers import NORMS, NormSettings, build_norm
+from sot.core.normalizers import NORMS, NormSettings, RowLayerNorm, build_norm
+from sot.core.pooling import CrossCovariancePool
 
 pytestmark = pytest.mark.usefixtures("threads")
 torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
@@ -339,3 +341,26 @@ def test_layer_norm_and_learned_scale_follow_their_formulae():
     assert torch.allclose(build_norm("ln", NormSettings(4, 5))(matrix), rows, atol=1e-5)
     assert torch.allclose(build_norm("scale", NormSettings(4, 5))(matrix), matrix / 5**0.5)
     assert torch.equal(build_norm("none", NormSettings(4, 5))(matrix), matrix)
+
+
+def test_element_power_of_rounding_fades_and_its_gradient_is_bounded():
+    tokens = torch.ones(1, 196, 32) * torch.randn(32)  # a blank picture
+    pool = CrossCovariancePool(32, norm="epn", exponent=0.5, center=True)
+    assert pool(tokens).abs().max() < 1e-6
+    for scale in (0.0, 1e-30, 1e-14, 1e-5, 1.0, 1e20, 1e30):
+        matrix = torch.randn(2, 14, 14) * scale
+        assert gradient(element_power_norm, matrix).abs().max() < 1e-6**-0.5 / ZERO_SCALE
+    assert gradient(element_power_norm, torch.zeros(2, 3, 3)).abs().max() == 0
+    assert gradient(element_power_norm, torch.randn(2, 14, 14) * 1e-14).abs().max() < 1
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e20, 1e30])
+def test_element_power_and_layer_norm_do_not_depend_on_the_scale(scale):
+    matrix = torch.randn(2, 5, 7)
+    wide = matrix.double() * scale
+    powered = wide.sign() * wide.abs().sqrt()
+    expected = powered / powered.flatten(1).norm(dim=1)[:, None, None]
+    assert torch.allclose(element_power_norm(matrix * scale).double(), expected, atol=2e-4)
+    if scale >= 1:
+        rows = (wide - wide.mean(-1, keepdim=True)) / wide.std(-1, unbiased=False, keepdim=True)
+        assert torch.allclose(RowLayerNorm(7)(matrix * scale).double(), rows, atol=1e-4)

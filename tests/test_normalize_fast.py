@@ -239,3 +239,18 @@ def test_a_head_of_products_runs_in_onnx_at_another_batch_and_length(norm, tmp_p
     names = [each.name for each in session.get_inputs()]
     (result,) = session.run(None, dict(zip(names, (class_token.numpy(), words.numpy()))))
     assert torch.allclose(torch.from_numpy(result), head(class_token, words), atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-25, 1e25, 0.0])
+def test_on_a_gpu_few_launches_give_the_same(scale, monkeypatch):
+    """The formulae that a GPU takes, computed here: lengths in float64, products in place of sums."""
+    from sot.ops.svpn_fast import torch as by_torch
+
+    matrix, start, grad = torch.randn(3, 5, 4) * scale, torch.randn(4), torch.randn(3, 5, 4)
+    expected, parts = by_torch.power(matrix, start, 0.5)
+    slopes = by_torch.pull_back(grad, matrix, start, parts, 0.5)
+    monkeypatch.setattr(by_torch, "GPUS", ("cpu",))
+    actual, parts = by_torch.power(matrix, start, 0.5)
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=0) and actual.dtype == torch.float32
+    for one, other in zip(by_torch.pull_back(grad, matrix, start, parts, 0.5), slopes):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))

@@ -39,6 +39,9 @@ def calls(backend):
     fast, *parts = ops.svpn_fast(MATRIX, torch.ones(5), 0.5)
     yield ops.svpn_fast, (MATRIX, torch.ones(5), 0.5)
     yield ops.svpn_fast_backward, (fast, MATRIX, torch.ones(5), parts, 0.5)
+    rows, grad = torch.randn(3, 5), torch.randn(3, 4)
+    yield ops.linear, (rows, torch.randn(4, 5), torch.randn(4))
+    yield ops.linear, (grad.mT, rows.mT, None)
     if backend == "torch":
         yield ops.svpn, (SPD, 0.5, True, True, backend)
 

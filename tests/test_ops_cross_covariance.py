@@ -102,12 +102,19 @@ def test_float32_is_the_definition(kind, center, dim, tokens, heads, m, n):
 def test_tokens_are_multiplied_where_they_lie(tokens, width, dim):
     pytest.importorskip("numba")
     words, weight = torch.randn(3, tokens + 2, dim)[:, 1:-1], torch.randn(width, dim)
-    projected = torch.full((3, tokens, width), float("nan"))
-    numba.Panels(weight.mT).times(words, projected)
+    _, projected = numba.project(words, weight, None, 1, 8, False)
     assert relative_error(projected, words.double() @ weight.mT.double()) < 1e-6
-    back = torch.full_like(words, float("nan"))
-    numba.Panels(weight).times(projected, back)
-    assert relative_error(back, projected.double() @ weight.double()) < 1e-6
+    grad = torch.randn(3, 1, 8, width - 8)
+    back, _ = numba.pull_back_to_tokens(words, weight, None, projected, grad, True, False)
+    pulled = by_torch.pull_back(projected.double(), grad.double())
+    assert relative_error(back, pulled @ weight.double()) < 1e-6
+
+
+def test_no_samples_give_no_matrices_and_no_gradient():
+    tokens, weight = torch.randn(0, 9, 24)[:, 1:].requires_grad_(), torch.randn(28, 24, requires_grad=True)
+    result = cross_covariance(tokens, weight, 1, 14)
+    d_tokens, d_weight = torch.autograd.grad(result.sum(), [tokens, weight])
+    assert result.shape == (0, 1, 14, 14) and d_tokens.shape == (0, 8, 24) and not d_weight.any()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """What people do with the models of the comparison tables: another embedding, explaining, exporting, probing."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from PIL import Image
@@ -65,7 +63,7 @@ def test_no_branch_is_exported_with_a_decomposition():
 def test_a_head_probed_on_the_first_of_two_branches_is_a_model_of_one():
     model = conformer()
     head = SecondOrderHead(model.config.hidden_size, 2, HeadConfig(**SMALL_HEAD))
-    combined = with_head(model, head.eval(), SimpleNamespace(labels=["x", "y"]))
+    combined = with_head(model, head.eval(), ["x", "y"], "single_label_classification")
     pixels = torch.randn(1, 3, 224, 224)
     with torch.no_grad():
         tokens = model.tokens(pixels)

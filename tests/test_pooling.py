@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from reference import power_of_svd
-from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.head import POOLS, HeadConfig
 from sot.core.normalizers import NORMS, SYMMETRIC_ONLY
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, keep
+from sot.pools.attention import AttentionPool, EfficientProbing
+from sot.pools.moments import MomentProbing
 
 pytestmark = pytest.mark.usefixtures("threads")
 DIM = 16
@@ -108,6 +109,17 @@ def test_efficient_probing_gives_each_query_its_slice_of_the_values():
     expected = [attention[:, q, None] @ values[:, :, 4 * q : 4 * q + 4] for q in range(4)]
     assert torch.allclose(pool(z), torch.cat(expected, dim=-1)[:, 0])
     assert [EfficientProbing(dim).num_queries for dim in (240, 384, 528, 768)] == [30, 32, 24, 32]
+
+
+def test_moment_probing_convolves_products_of_neighbouring_heads():
+    pool, z = MomentProbing(DIM).double(), tokens(2)
+    heads = pool.norm((z @ pool.reduce.weight.T + pool.reduce.bias).view(2, 7, 4, 128)).permute(2, 0, 1, 3)
+    heads = heads - heads.mean(2, keepdim=True)
+    maps = torch.stack([heads[i].mT @ heads[i + 1] / 7 for i in range(3)], dim=1)
+    maps = maps / maps.norm(dim=-1, keepdim=True)
+    first, _, second = pool.convolve
+    expected = second(torch.nn.functional.gelu(first(maps))).flatten(1)
+    assert expected.shape == (2, 3 * 31**2) and torch.allclose(pool(z), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

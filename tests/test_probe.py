@@ -21,12 +21,12 @@ from sot.data.sources import Subset
 from sot.evaluation.metrics import interval
 from sot.probe import Budget, Features, FrozenBackbone, cache_features, choose_heads, open_backbone
 from sot.probe.contest import Contest
-from sot.probe.fitting import Target, split_rows, training_batches
-from sot.probe.heads import HEADS, count_macs, standardising_head, token_statistics
+from sot.probe.fitting import Target, training_batches
+from sot.probe.heads import HEADS, TRAINED, count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.samples import image_samples
 
-QUICK = Budget(epochs=8, learning_rates=(1e-2,), weight_decays=(0.01,))
+QUICK = Budget(epochs=8, least_steps=8, learning_rates=(1e-2,), weight_decays=(0.01,))
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,9 @@ def one_thread():
 def test_heads_are_those_that_the_tokens_allow():
     everything = choose_heads(["all"], 384, True)
     assert everything["class+mgcrp-exact-0.25"] == HeadConfig(pre_norm=True), "the default head"
-    assert everything == HEADS and len(HEADS) == 21
+    assert everything == HEADS and len(HEADS) == 26
     words = choose_heads(["all"], 384, False)
-    assert list(words) == [name for name in HEADS if not name.startswith("class")]
+    assert list(words) == [name for name in HEADS if not name.startswith("class")] and set(TRAINED) < set(HEADS)
     assert "ep32" not in choose_heads(["all"], 48, True) and "ep8" in choose_heads(["all"], 48, True)
     assert list(choose_heads(["mgcrp", "class", "mgcrp"], 384, True)) == ["mgcrp", "class"]
     sized = choose_heads(["class", "class+ep8", "gcp", "class+mgcrp-exact"], 384, True, 384)
@@ -139,16 +139,32 @@ def test_the_choice_never_sees_the_test_set(tmp_path):
             test.labels[:] = 0
         contest = Contest(train, test, Target(2), budget, Journal(tmp_path / f"{number}.jsonl"))
         contest.run(heads, seeds=1)
-        chosen.append([contest.best(heads), *(contest.choice(head) for head in heads.values())])
+        chosen.append([contest.best(heads), *(contest.choice(name, head) for name, head in heads.items())])
     assert chosen[0] == chosen[1]
 
 
-def test_the_held_out_part_is_no_part_of_what_is_fitted():
-    fit, held_out = split_rows(np.arange(100), 0.2)
-    assert len(held_out) == 20 and sorted([*fit, *held_out]) == list(range(100))
-    assert np.array_equal(held_out, split_rows(np.arange(100), 0.2)[1])
-    with pytest.raises(ValueError, match="1 training samples are too few"):
-        split_rows(np.arange(1), 0.2)
+def test_few_samples_are_gone_over_more_often():
+    budget = Budget(epochs=10, least_steps=50, batch_size=64)
+    assert [budget.epochs_of(samples) for samples in (16, 64, 65, 640, 5000)] == [50, 50, 25, 10, 10]
+
+
+def test_labels_are_drawn_for_every_seed_and_each_has_its_own_choice(tmp_path):
+    train, test = hand_made(200, 1), hand_made(100, 2)
+    journal = Journal(tmp_path / "rows.jsonl")
+    contest = Contest(train, test, Target(2), QUICK, journal, labels=8)
+    drawn = [contest.rows(seed) for seed in range(3)]
+    assert all(np.bincount(train.labels[rows].astype(int)).tolist() == [8, 8] for rows in drawn)
+    assert not np.array_equal(drawn[0], drawn[1]) and np.array_equal(drawn[0], contest.rows(0))
+    heads = {name: HEADS[name] for name in ("sot", "gap", "gcp", "majority", "logreg")}
+    results = {result.head: result for result in contest.run(heads, seeds=3)}
+    assert len(journal.rows) == 5 * 3 + 3 * 3
+    assert results["sot"].labels == 8 and results["sot"].mean > results["gap"].mean + 0.1
+    assert results["majority"].params == 0 and results["majority"].held_out is None
+    usual = np.bincount(train.labels.astype(int)).argmax()
+    assert set(results["majority"].scores) == {(test.labels == usual).mean()}, "that of all training samples"
+    assert contest.best({"majority": None, "logreg": None}) is None
+    again = Contest(train, test, Target(2), QUICK, journal, labels=8).run(heads, seeds=3)
+    assert [row.scores for row in again] == [row.scores for row in results.values()]
 
 
 def test_texts_of_like_length_share_a_batch_and_each_is_seen_once():
@@ -256,6 +272,27 @@ def test_probing_pictures_leaves_tables_a_picture_and_a_model(stripes, tmp_path)
     assert (out / "rows.jsonl").read_bytes() == rows
 
 
+def test_few_labels_of_pictures_are_drawn_and_an_interrupted_run_goes_on(stripes, tmp_path):
+    out = tmp_path / "probe"
+    command = ["probe", "--model", "test_vit", "--no-pretrained", "--img-size", 32, "--data", stripes, "--out", out]
+    command += ["--heads", "sot,gap,logreg,majority", "--seeds", 2, "--threads", 1, "--cache", tmp_path / "cache"]
+    result = sot(*command, "--labels", "all,4,8", "--json")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert [(row["head"], row["labels"]) for row in report["heads"]] == [
+        (head, count) for count in (4, 8, None) for head in ("sot", "gap", "logreg", "majority")
+    ]
+    rows = (out / "rows.jsonl").read_bytes()
+    again = sot(*command, "--labels", "4,8,all")
+    assert again.returncode == 0 and (out / "rows.jsonl").read_bytes() == rows, "all of it was kept"
+    assert "majority" in again.stdout and (out / "best" / "config.json").is_file()
+    for labels, message in (("1", "--labels takes numbers from 2 on"), ("50", "has 40 training samples")):
+        refused = sot(*command, "--labels", labels)
+        assert refused.returncode == 2 and message in refused.stderr.replace("\n", " ")
+    plain = sot(*command, "--heads", "majority", "--out", tmp_path / "plain")
+    assert plain.returncode == 0 and not (tmp_path / "plain" / "best").exists()
+
+
 def test_weights_come_from_a_file(tmp_path):
     state = timm.create_model("test_vit", num_classes=0, img_size=32).state_dict()
     save_file(state, tmp_path / "weights.safetensors")
@@ -274,7 +311,7 @@ def test_probing_texts(stand_ins, tmp_path):
     result = sot(*command, "--out", out, *options, "--depth", 1, "--json")
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
-    assert report["metric"] == "accuracy" and len(list((tmp_path / "c").iterdir())) == 2
+    assert report["metric"] == "macro_f1" and len(list((tmp_path / "c").iterdir())) == 2
     assert report["unsorted_seconds"] > 0
     table = sot(*command, "--out", out, *options, "--depth", 1).stdout
     assert f"{report['unsorted_seconds']:.1f} s" in " ".join(table.split())
@@ -282,7 +319,7 @@ def test_probing_texts(stand_ins, tmp_path):
     assert json.loads((out / "best" / "config.json").read_text())["backbone_config"]["num_hidden_layers"] == 1
     best = next(row for row in report["heads"] if row["head"] == report["best"])
     scores = json.loads(sot("evaluate", out / "best", "--data", tmp_path / "dev.csv", "--json").stdout)
-    assert scores["accuracy"] == pytest.approx(best["scores"][0], abs=1 / 20)
+    assert scores["macro_f1"] == pytest.approx(best["scores"][0], abs=1 / 20)
     long = sot("predict", out / "best", "--text", "the cat " * 400, "--json")  # cut as it was in probing
     assert long.returncode == 0, long.stderr
 

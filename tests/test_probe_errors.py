@@ -205,6 +205,6 @@ def test_the_best_model_knows_its_training_set_from_everywhere(root, tmp_path):
     assert json.loads((best / "run.json").read_text())["data"] == str((root / "flat").resolve())
     for cwd, data in ((tmp_path, root / "flat"), (root, "flat"), (root / "flat", "../flat")):
         scores = json.loads(sot("evaluate", best, "--data", data, "--json", cwd=cwd).stdout)
-        assert sum(samples for _, samples, _, _ in scores["classes"]) == 8, data  # the held-out fifth
+        assert sum(samples for _, samples, *_ in scores["classes"]) == 8, data  # the held-out fifth
     (best / "run.json").write_text("[]")
     refused(sot("evaluate", best, "--data", root / "flat"), f"{best / 'run.json'} is damaged: it holds '[]'")

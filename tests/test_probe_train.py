@@ -30,7 +30,7 @@ def test_tokens_are_read_the_same_with_and_without_kernels(backend):
 @pytest.mark.parametrize("name", ["class", "class+gap", "gcp", "class+mgcrp-exact"])
 def test_training_is_that_of_an_optimiser_of_single_parameters(name):
     """One vector of all parameters is for speed: AdamW with decay of matrices, clipped, must do the same."""
-    features, rows, budget = hand_made(100, 0), np.arange(100), Budget(epochs=2)
+    features, rows, budget = hand_made(100, 0), np.arange(100), Budget(epochs=2, least_steps=1)
     ours, plain = (standardising_head(HEADS[name], 2, token_statistics(features)) for _ in range(2))
     train_head(ours, features, rows, Target(2), budget, 1e-2, 0.3, seed=5)
     trained = [parameter for parameter in plain.parameters() if parameter.requires_grad]

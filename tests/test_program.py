@@ -1,8 +1,10 @@
 """The program `sot` parses before it loads a library; `import sot` registers our models with whoever is imported."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,13 +107,11 @@ def test_a_saved_folder_opens_by_the_auto_classes_and_in_a_pipeline(tmp_path):
 
 
 HIDE = """
-import sys
-HIDDEN = {"timm", "transformers", "numba", "llvmlite", "rich", "typer", "sklearn", "torchvision", "safetensors"}
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in HIDDEN:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Hidden())
+import sys, warnings
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # what torch says without it
+HIDDEN = {"timm", "transformers", "accelerate", "huggingface_hub", "tokenizers", "safetensors", "torchvision", "PIL"}
+HIDDEN |= {"numba", "llvmlite", "numpy", "scipy", "sklearn", "matplotlib", "tensorboard", "rich", "typer", "yaml"}
+sys.modules.update(dict.fromkeys(HIDDEN))  # as if they were not installed
 """
 
 
@@ -119,13 +119,14 @@ def test_core_works_with_torch_alone():
     shape = run(
         HIDE,
         "import torch, sot",
-        "from sot.core.head import SecondOrderHead",
-        "head = SecondOrderHead(32, 3, sot.HeadConfig())",
-        "logits = head(torch.randn(2, 32), torch.randn(2, 9, 32))",
-        "logits.sum().backward()",
-        "print(tuple(logits.shape), all(p.grad is not None for p in head.parameters()))",
+        "from sot.core import HeadConfig, SecondOrderHead",
+        "for pool in sot.POOLS.own:",
+        "    head = SecondOrderHead(32, 3, HeadConfig(pool=pool))",
+        "    logits = head(torch.randn(2, 32), torch.randn(2, 9, 32))",
+        "    logits.sum().backward()",
+        "    print(tuple(logits.shape), all(p.grad is not None for p in head.parameters()))",
     )
-    assert shape == "(2, 3) True\n"
+    assert shape == "(2, 3) True\n" * len(sot.POOLS.own)
 
 
 # --- peers of the paper ------------------------------------------------------------------------------------
@@ -160,3 +161,63 @@ def test_the_names_of_all_peers_are_known():
     assert len(peers) == 23 and all(name.startswith(PEER_PREFIXES) for name in peers)
     theirs = {name for name in timm.list_models() if name.startswith(PEER_PREFIXES)}
     assert theirs == peers
+
+
+# --- the little things -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [("-m", "sot"), ("-c", SCRIPT)], ids=["module", "script"])
+def test_the_version_is_printed_without_torch(program):
+    result = start("-X", "importtime", *program, "--version")
+    assert (result.returncode, result.stdout) == (0, f"sot {sot.__version__}\n") and not HEAVY & loaded(result)
+
+
+def test_the_shell_completes_commands_and_options(tmp_path):
+    """What Bash gets after the line that `--show-completion` prints was evaluated."""
+    program = tmp_path / "sot"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m sot "$@"\n')
+    program.chmod(0o755)
+    ask = '_sot_completion sot; echo "${COMPREPLY[@]}"'
+    script = f'eval "$(sot --show-completion bash)"; COMP_WORDS=(sot pre); COMP_CWORD=1; {ask}'
+    script += f"; COMP_WORDS=(sot predict --ba); COMP_CWORD=2; {ask}"
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300, env=path)
+    assert result.stdout == "predict\n--batch-size\n", result.stderr
+
+
+# --- hints how to install ----------------------------------------------------------------------------------
+
+
+def test_hints_name_libraries_of_an_extra_and_else_the_checkout(monkeypatch):
+    from importlib import metadata
+
+    from sot.extras import install_hint, need
+
+    written = [
+        "torch>=2.7",
+        "gradio>=6.31; extra == 'ui'",
+        'onnx>=1.21; extra == "export"',
+        "onnxruntime; extra == 'export'",
+    ]
+    monkeypatch.setattr(metadata, "requires", lambda name: written)
+    assert install_hint("ui") == "pip install 'gradio>=6.31'"
+    assert install_hint("export") == "pip install 'onnx>=1.21' 'onnxruntime'"
+    assert install_hint("new") == "pip install -e '.[new]' in the checkout of second-order-transformer"
+    with pytest.raises(ValueError, match=r"the page needs the library gradioo: pip install 'gradio>=6\.31'"):
+        need("gradioo", "the page", "ui")
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert install_hint("ui") == "pip install -e '.[ui]' in the checkout of second-order-transformer"
+
+
+def test_hints_and_pages_name_extras_that_there_are():
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
+    root = Path(sot.__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = "".join(page.read_text() for page in [root / "README.md", *(root / "docs").glob("*.md")])
+    assert "pip install 'second-order-transformer" not in pages  # which works after a release only
+    named = {name for found in re.findall(r"pip install (?:-e )?'\.\[([\w,]+)\]'", pages) for name in found.split(",")}
+    assert {"ui", "data", "export"} <= named <= set(extras)

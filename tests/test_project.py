@@ -1,6 +1,7 @@
 """What holds for the project as a whole: layers, packaging, documentation."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -53,6 +54,7 @@ JOBS = ("training", "evaluation", "probe", "explain", "bench", "paper")
 BELOW = {  # what each room imports of the package besides itself; what lies in no room is below all
     "core": ("ops",),
     "ops": (),
+    "pools": ("core", "ops"),
     "models": ("core", "ops"),  # not data: what imports timm loads this, see sot/registration.py
     "data": ("core", "ops", "models"),
     **dict.fromkeys(JOBS, ("core", "ops", "models", "data", *JOBS)),
@@ -99,7 +101,8 @@ def test_the_library_does_not_name_options_of_the_command_line():
 
 
 def test_the_command_line_has_an_option_for_every_setting_that_errors_name():
-    commands = typer.main.get_command(app).commands.values()
+    commands = list(typer.main.get_command(app).commands.values())
+    commands += [part for group in commands for part in getattr(group, "commands", {}).values()]  # sot bench …
     options = {name for command in commands for parameter in command.params for name in parameter.opts}
     for path in (path for path in LIBRARY if "import SettingError" in path.read_text()):
         for setting in (name for node in sentences(path) for name in re.findall(r"{([a-z_]+)}", node.value)):
@@ -173,6 +176,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_commands_in_the_pages_exist(command):
     """Every documented command parses: its help knows every option that the line uses."""
+    command = re.sub(r"^sot --import \w+ ", "sot ", command)  # an option of all commands
     words = command.split("#")[0].split()
     result = run(*(words[1:3] if words[1] == "bench" else words[1:2]), "--help")
     assert result.returncode == 0, result.stderr
@@ -186,5 +190,24 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_site_builds_without_a_broken_link_or_a_missing_page(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
+    built = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "reference/index.html").read_text()
+    for name in set(sot.__all__) - {"__version__", "Fusion", "NORMS", "POOLS"}:
+        assert f"{name}</span>" in reference, f"docs/reference.md lacks {name}"
+
+
 def test_changelog_speaks_of_this_version():
     assert f"## {sot.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pinned_versions_name_no_index_and_hash_all_or_none():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [line for line in lines if not line.startswith(" ")]
+    assert all(re.match(r"[\w.-]+==\S+", line) for line in pinned) and not any("://" in line for line in lines)
+    hashed = [line for line, after in zip(lines, [*lines[1:], ""]) if "==" in line and "--hash=sha256:" in after]
+    assert len(hashed) in (0, len(pinned))

@@ -155,3 +155,9 @@ def test_the_losses_of_fine_tuned_texts_are_in_the_page():
     for task, name in {"cola": "CoLA", "rte": "RTE", "mrpc": "MRPC", "sick": "SICK"}.items():
         cells = [f"{np.mean(each):.3f} ± {interval(each):.3f}" for each in (losses[task, f] for f in ("class", "late"))]
         assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text()
+
+
+def test_the_learned_exponents_are_in_the_page():
+    for row in json.loads((FOLDER / "learned" / "cifar10.json").read_text()):
+        cells = f"| {row['start']} | {row['rate']} | {np.mean(row['exponents']):.2f} | {100 * row['accuracy']:.2f} |"
+        assert cells in PAGE.read_text()

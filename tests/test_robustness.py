@@ -30,7 +30,7 @@ def trained(shades, tmp_path_factory):
     out = tmp_path_factory.mktemp("robust") / "run"
     small = ("--set", "model_args={embed: naive, patch_size: 8, embed_dim: 16, depth: 1, num_heads: 2}")
     steps = ("--set", "epochs=8", "--set", "batch_size=16", "--set", "lr=3e-3", "--logger", "none")
-    result = sot("train", "--model", "sot_7", "--data", shades, "--out", out, *small, *steps)
+    result = sot("train", "--model", "sot_7", "--data", shades, "--out", out, "--recipe", "digits", *small, *steps)
     assert result.returncode == 0, result.stderr
     return out
 

@@ -40,7 +40,7 @@ def test_a_folder_that_is_saved_again_names_its_norm(folder, tmp_path):
     AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
     again = json.loads((tmp_path / "config.json").read_text())["head"]
     unnamed = {"mgcrp": "svpn_fast", "gcp": "isqrt"}.get(saved["pool"]) if saved["fusion"] != "class" else None
-    assert again == {**saved, "norm": saved["norm"] or unnamed}
+    assert again == {"average": False, **saved, "norm": saved["norm"] or unnamed}
     assert sot.HeadConfig.from_dict(again) == sot.HeadConfig.from_saved(saved)
 
 
@@ -51,7 +51,7 @@ def test_settings_without_effect_do_not_close_a_folder():
 
 def test_every_pooling_and_both_modalities_are_among_them():
     heads = [json.loads((folder / "config.json").read_text())["head"] for folder in FOLDERS]
-    assert {head["pool"] for head in heads} == set(sot.POOLS)
+    assert {head["pool"] for head in heads} == set(sot.POOLS) - {"mhc3"}  # which came later
     assert {head["norm"] for head in heads} == {None, *sot.NORMS} - {"isqrt", "svpn_fast"}
     assert {head["fusion"] for head in heads} == {fusion.value for fusion in sot.Fusion}
     assert {folder.name.partition("-")[0] for folder in FOLDERS} == {"image", "text"}

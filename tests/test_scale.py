@@ -38,7 +38,21 @@ SHARDED = {
 
 def arguments(data, out, *more):
     options = [option for setting in SETTINGS for option in ("--set", setting)]
-    return ["train", "--model", "test_vit", "--data", data, "--out", out, "--logger", "none", *options, *more]
+    return [
+        "train",
+        "--model",
+        "test_vit",
+        "--data",
+        data,
+        "--out",
+        out,
+        "--logger",
+        "none",
+        "--recipe",
+        "digits",
+        *options,
+        *more,
+    ]
 
 
 def launch(launcher, *words):

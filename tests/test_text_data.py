@@ -101,9 +101,9 @@ def test_acceptability_twins_differ_in_one_verb():
         (lambda p: load_table(write(p, "a.bin", "x"), None, Columns()), "must be .csv"),
         (
             lambda p: load_table(write(p, "a.jsonl", '{"sentence": 1}\n{'), None, Columns()),
-            "a.jsonl, line 2: not a JSON",
+            "a.jsonl, row 2: not a JSON",
         ),
-        (lambda p: load_table(write(p, "b.jsonl", "[1]"), None, Columns()), "b.jsonl, line 1: not a JSON object"),
+        (lambda p: load_table(write(p, "b.jsonl", "[1]"), None, Columns()), "b.jsonl, row 1: not a JSON object"),
         (lambda p: load_set(f"hfds/no/such@{p}", Columns()), "datasets cannot open 'no/such'"),
     ],
 )

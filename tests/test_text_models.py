@@ -16,7 +16,7 @@ from sot.data.texts import TextData, TextSplit
 from sot.evaluation.export import export_model, load_exported
 from sot.explain.words import split_words
 from sot.models.tokens import split_text
-from sot.training.engine import parameter_groups
+from sot.training.rates import parameter_groups
 from sot.training.recipe import Recipe
 from sot.training.train_texts import fine_tune
 
@@ -35,6 +35,8 @@ def test_left_padding_changes_nothing(name):
     inputs = {"input_ids": torch.cat([padding, ids], 1), "attention_mask": torch.tensor([[0] * 3 + [1] * 6])}
     expected = logits(model, input_ids=ids, attention_mask=torch.ones_like(ids))
     assert torch.allclose(logits(model, **inputs), expected, rtol=1e-4, atol=1e-5)
+    other = {**inputs, "attention_mask": torch.tensor([[0] * 3 + [7, -1, 2, -1, 1, 3]])}  # any number but 0 is kept
+    assert torch.equal(logits(model, **other), logits(model, **inputs))
 
 
 def test_positions_that_are_given_are_kept():

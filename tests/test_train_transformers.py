@@ -67,7 +67,7 @@ def test_a_vision_model_of_hugging_face_is_trained_and_evaluated(vit, tmp_path):
     scored = json.loads(evaluated.stdout)
     for name in ("accuracy", "loss"):
         assert trained[f"eval_{name}"] == pytest.approx(scored[name])
-    assert "with the head {'fusion': 'class'" in (tmp_path / "README.md").read_text()
+    assert "Head: fusion class" in (tmp_path / "README.md").read_text()
     assert sot("export", tmp_path, "--to", "torch").returncode == 0
 
 

@@ -328,6 +328,57 @@ def test_names_that_were_pointed_at_this_machine_are_refused(address):
     assert address.startswith("http://127.0.0.1:")
 
 
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({}, 200),
+        ({"Origin": "{}"}, 200),
+        ({"Origin": "{}", "Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Origin": "http://strange.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+    ],
+)
+def test_uploads_of_other_pages_are_refused(address, place, headers, status):
+    own = {name: value.format(address) for name, value in headers.items()}
+    upload = {"files": ("three.png", (place / "three.png").read_bytes())}
+    answered = httpx.post(f"{address}/gradio_api/upload", files=upload, headers=own)
+    assert answered.status_code == status, answered.text
+
+
+def test_a_link_from_elsewhere_opens_the_page_and_a_form_does_not(address):
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert httpx.get(address, headers=link).status_code == 200
+    form = {**link, "Origin": "http://strange.example"}
+    assert httpx.post(f"{address}/gradio_api/upload", headers=form).status_code == 403
+
+
+SERVE = """
+import sys, tempfile, threading
+from pathlib import Path
+from sot.ui.models import open_models
+from sot.ui.serve import serve
+serve(open_models([Path(sys.argv[1])]), "127.0.0.1", None, lambda at: print(at, flush=True), threading.Event().wait)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_uploads_are_gone_when_the_server_is(place, tmp_path, end):
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", SERVE, place / "digits"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as server:
+        at = server.stdout.readline().strip()
+        upload = {"files": ("three.png", (place / "three.png").read_bytes())}
+        assert httpx.post(f"{at}gradio_api/upload", files=upload).status_code == 200
+        assert [*tmp_path.glob("sot-ui-*/**/three.png")]
+        server.send_signal(end)
+        assert server.wait(60) == 0
+    assert not [*tmp_path.glob("sot-ui-*")]
+
+
 def test_twenty_at_once_are_served_in_bounded_memory(address, place):
     (place / "large.png").write_bytes(bomb(7000, 7000))  # within the limit: 196 MB decoded
     (place / "bad.png").write_bytes(bomb(20_000, 20_000))

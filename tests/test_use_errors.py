@@ -16,14 +16,15 @@ from test_cli import sot
 
 import sot as package
 from sot.cli.explain import _file_names
-from sot.cli.main import option_of
+from sot.cli.main import option_of, worded
 from sot.errors import SettingError
 from sot.evaluation.export import export_model
+from sot.evaluation.metrics import image_scores
 from sot.evaluation.predict import predict_texts
 from sot.models.folder import load_model
 from sot.paper.convert import read_weights
 from sot.training.recipe import Recipe
-from sot.training.run import open_run
+from sot.training.run_folder import open_run
 
 
 def picture_model(folder, labels):
@@ -67,7 +68,8 @@ def test_settings_are_options_on_the_command_line_only():
 
 def start(out, overwrite=True, resume=False, **identity):
     settings = {"command": "train", "model": "test_vit", "data": "digits", **identity}
-    open_run(out, settings, Recipe(), resume=resume, overwrite=overwrite)
+    with open_run(out, settings, Recipe(), resume=resume, overwrite=overwrite):
+        pass
 
 
 def test_overwrite_deletes_runs_only(tmp_path, monkeypatch):
@@ -102,7 +104,7 @@ def test_a_run_killed_while_it_was_started_or_replaced_can_be_started(tmp_path, 
     for name in ("a", "model.safetensors", "z"):
         (tmp_path / "run" / name).write_text("")
     with monkeypatch.context() as killed:
-        killed.setattr("sot.training.run.write_atomically", lambda *_: pytest.fail("killed"))
+        killed.setattr("sot.training.run_folder.write_atomically", lambda *_: pytest.fail("killed"))
         with pytest.raises(pytest.fail.Exception):
             start(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
@@ -207,6 +209,38 @@ def test_options_that_would_be_ignored_are_refused(place, monkeypatch):
     assert not (place / "o").exists()
 
 
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["evaluate", "text", "--data", "pictures"], "text is a model for texts: give --data a table of them, and pic"),
+        (["evaluate", "image", "--data", "a.csv"], "image is a model for pictures, and a.csv is a table of texts"),
+        (["evaluate", "image", "--data", "a.csv", "--encoding", "x"], "a model for pictures: leave out --encoding"),
+        (["evaluate", "image", "--data", "digits", "--confusion", "/proc/c.png"], "cannot write in /proc: "),
+        (["evaluate", "text", "--data", "none.csv"], "no such file: none.csv"),
+        (["export", "image", "--out", "/proc/model.onnx"], "cannot write in /proc: "),
+        (["export", "pictures"], "pictures is not a model: it has no config.json"),
+        (["explain", "image", "x.png", "--out", "/proc/maps"], "cannot write in /proc: "),
+        (["explain", "text", "x.png", "--out", "o"], "text is a model for texts: give --text, not pictures"),
+    ],
+)
+def test_mistakes_in_arguments_are_found_before_torch_is_loaded(words, says, place, monkeypatch):
+    (place / "pictures" / "cat").mkdir(parents=True, exist_ok=True)
+    (place / "a.csv").write_text("sentence,label\na,no\n")
+    for name in ("sot.evaluation.evaluate", "sot.evaluation.export", "sot.explain", "sot.models.folder"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing one of these would now fail
+    refused(*words, says=says, cwd=place)
+
+
+def test_five_likeliest_of_few_classes_are_not_scored():
+    logits, labels = np.eye(7)[:, ::-1], np.arange(7)
+    assert "top5" not in image_scores(logits[:, :5], labels % 5) and image_scores(logits, labels)["top5"] == 5 / 7
+
+
+def test_what_the_system_says_of_a_file_is_shown_without_its_number():
+    error = PermissionError(13, "Permission denied", "a/b.csv")
+    assert worded(error) == "a/b.csv: Permission denied" and worded(OSError("no such file: x")) == "no such file: x"
+
+
 def test_one_bad_input_is_reported_and_the_others_predicted(place, tmp_path, monkeypatch):
     Image.new("RGB", (1, 6000)).save(tmp_path / "long.png")
     lines = [str(place / "x.png").encode(), b"a" * 300, b"\xff.png", str(tmp_path / "long.png").encode()]
@@ -247,15 +281,17 @@ def test_brackets_and_colons_are_shown_as_they_are(place, tmp_path):
     assert result.returncode == 0 and "[b].png" in result.stdout and "[bold]" in result.stdout, result.stderr
 
 
-def test_scores_are_shown_before_a_picture_that_cannot_be_written(tmp_path):
+def test_a_picture_that_cannot_be_written_is_refused_before_scoring(tmp_path):
     labels = ["[bold]a", ":cat:"]
     folder = picture_model(tmp_path / "[/b]", labels)
     for number, name in enumerate(labels):
         (tmp_path / "data" / name).mkdir(parents=True)
         Image.new("RGB", (SIZE, SIZE), (90 * number, 0, 0)).save(tmp_path / "data" / name / "x.png")
     (tmp_path / "c.png").mkdir()
-    result = sot("evaluate", folder, "--data", tmp_path / "data", "--confusion", tmp_path / "c.png")
-    assert result.returncode == 2 and "c.png" in result.stderr
+    words = ("evaluate", folder, "--data", tmp_path / "data", "--confusion")
+    refused(*words, tmp_path / "c.png", says="c.png: it is a folder")
+    result = sot(*words, tmp_path / "d.png")
+    assert result.returncode == 0 and (tmp_path / "d.png").is_file()
     assert "accuracy" in result.stdout and all(name in result.stdout for name in labels)
 
 
@@ -306,4 +342,4 @@ def test_a_picture_that_cannot_be_read_is_not_scored(tmp_path, monkeypatch):
     (tmp_path / "data" / "a" / "2.png").write_text("no picture")
     result = sot("evaluate", folder, "--data", tmp_path / "data", "--json")
     assert result.returncode == 0, result.stderr
-    assert [samples for _, samples, _, _ in json.loads(result.stdout)["classes"]] == [1, 1]
+    assert [samples for _, samples, *_ in json.loads(result.stdout)["classes"]] == [1, 1]

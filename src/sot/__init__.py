@@ -9,31 +9,37 @@ from typing import TYPE_CHECKING, Any
 from sot.registration import watch_imports
 
 if TYPE_CHECKING:
-    from sot.core.fusion import Fusion as Fusion
     from sot.core.head import POOLS as POOLS
     from sot.core.head import HeadConfig as HeadConfig
     from sot.core.head import SecondOrderHead as SecondOrderHead
+    from sot.core.head_config import Fusion as Fusion
     from sot.core.normalizers import NORMS as NORMS
     from sot.models.accelerate import accelerate as accelerate
+    from sot.models.audio import SoTForAudioClassification as SoTForAudioClassification
     from sot.models.configuration import SoTConfig as SoTConfig
     from sot.models.equip import equip as equip
+    from sot.models.features import SoTModel as SoTModel
     from sot.models.inference import optimize_for_inference as optimize_for_inference
     from sot.models.modeling import SoTForImageClassification as SoTForImageClassification
     from sot.models.modeling import SoTForSequenceClassification as SoTForSequenceClassification
     from sot.models.vision import SecondOrderTransformer as SecondOrderTransformer
+    from sot.probe.classifier import Classifier as Classifier
 
 __version__ = "0.1.0"
 
 _HOMES = {  # of the public names, each loaded when it is first asked for
-    "Fusion": "sot.core.fusion",
+    "Classifier": "sot.probe.classifier",
+    "Fusion": "sot.core.head_config",
     "HeadConfig": "sot.core.head",
     "NORMS": "sot.core.normalizers",
     "POOLS": "sot.core.head",
     "SecondOrderHead": "sot.core.head",
     "SecondOrderTransformer": "sot.models.vision",
     "SoTConfig": "sot.models.configuration",
+    "SoTForAudioClassification": "sot.models.audio",
     "SoTForImageClassification": "sot.models.modeling",
     "SoTForSequenceClassification": "sot.models.modeling",
+    "SoTModel": "sot.models.features",
     "accelerate": "sot.models.accelerate",
     "equip": "sot.models.equip",
     "optimize_for_inference": "sot.models.inference",

@@ -47,3 +47,15 @@ class PictureError(ValueError):
 
     def __str__(self) -> str:
         return f"cannot read {self.name}: {self.reason}"
+
+
+class SoundError(PictureError):
+    """A sound cannot be read, for a `reason`."""
+
+
+class Interrupted(Exception):
+    """A training was stopped by a signal; `checkpoint` is what was saved, if anything."""
+
+    def __init__(self, number: int, checkpoint: object) -> None:
+        super().__init__(number, checkpoint)
+        self.number, self.checkpoint = number, checkpoint

@@ -7,23 +7,76 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, TextIO
 
 from safetensors import SafetensorError
+
+from sot.errors import SettingError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.table import Table
 
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # and turns of direction
+MARKS = re.compile(r"[\\`*\[\]<>|&~$]")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Writing a file or folder: what the libraries say of a full disk does not name it."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        said = error.strerror if isinstance(error, OSError) and error.strerror else one_line(error)
+        raise OSError(f"cannot write {path}: {said}") from error
+
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """All of a file or none of it."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(partial, path)
+    with writing(path):
+        try:
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def check_folder(folder: Path, rule: str = "{out} must be a folder") -> None:
+    """Raise ValueError where a folder can neither be written to nor made: better known before long work than after."""
+    found = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not found.is_dir():
+        raise SettingError(f"{rule}, and {{}} is a file", found)
+    try:
+        TemporaryFile(dir=found).close()
+    except OSError as error:
+        raise ValueError(f"cannot write in {found}: {error.strerror}") from error
+
+
+def check_output(file: Path) -> None:
+    """Raise ValueError where a file cannot be written."""
+    if file.is_dir():
+        raise ValueError(f"cannot write {file}: it is a folder")
+    if not file.parent.is_dir():
+        raise ValueError(f"cannot write {file}: there is no folder {file.parent}")
+    check_folder(file.parent)
+
+
+@contextmanager
+def written_atomically(path: Path) -> Iterator[TextIO]:
+    """A file to write line by line, in place when the block ends well and gone if it does not."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", newline="") as opened:
+            yield opened
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def digest(file: Path) -> str:
@@ -39,8 +92,8 @@ def read_object(file: Path) -> dict[str, Any]:
     """The JSON object that a file holds."""
     try:
         content = json.loads(file.read_bytes())
-    except ValueError as error:  # of JSON, or of its encoding
-        raise ValueError(f"{file} is damaged: {error}") from error
+    except (ValueError, RecursionError) as error:  # of JSON, or of its encoding; of what is nested without end
+        raise ValueError(f"{file} is damaged: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged: it holds {str(content)[:40]!r}, not an object of JSON")
     return content
@@ -51,7 +104,9 @@ def weights_of(folder: str | Path) -> Iterator[None]:
     """Loading weights: what the libraries say of damaged ones, or of other shapes, does not name them."""
     try:
         yield
-    except (SafetensorError, RuntimeError, EOFError, KeyError) as error:
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of a stranger's files they raise nearly anything
         said = one_line(error)
         raise ValueError(f"the weights in {folder} are damaged or do not fit its config.json: {said}") from error
 
@@ -59,6 +114,16 @@ def weights_of(folder: str | Path) -> Iterator[None]:
 def one_line(error: Exception) -> str:
     """What an error says, or else its kind, short enough for the end of a sentence."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def visible(text: str) -> str:
+    """A text with its control characters, which a terminal would obey, and its other halves of none, as escapes."""
+    return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def as_markdown(text: str) -> str:
+    """A text that Markdown shows as it is, in a line or a cell: no link, no HTML, no table of its own."""
+    return MARKS.sub(lambda found: f"\\{found[0]}", visible(" ".join(text.split())))
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:

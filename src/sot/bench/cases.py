@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sot.bench.devices import CPU
 from sot.bench.timing import Progress, Race, Spread, race
 
 HEADS = 6
 NUM_CLASSES = 1000
+EXACT, FAST = "ours", "ours, fast"  # the default head or norm, and the paper's
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ SIZES = (Size("Tiny", 240, 14, 48), Size("Small", 384, 24, 83), Size("Base", 528
 
 @dataclass(frozen=True)
 class Measurement:
-    """One measurement: what it costs, in process time or bytes, and its ratio to the reference of its case."""
+    """One measurement: what it costs, in time or bytes, and its ratio to the reference of its case."""
 
     case: str
     name: str
@@ -57,13 +59,13 @@ class Case:
     floor: str | None = None
 
 
-def run_case(case: Case, rounds: int, progress: Progress = iter) -> list[Measurement]:
+def run_case(case: Case, rounds: int, progress: Progress = iter, device: torch.device = CPU) -> list[Measurement]:
     """Time the functions of a case in turns: one measurement each."""
-    result = race(case.functions, rounds, progress=progress)
+    result = race(case.functions, rounds, progress=progress, device=device)
     notes = dict(case.notes)
     if case.floor is not None:
         rest = (name for name in case.functions if name != case.floor)
-        notes |= {name: f"{result.cpu_ratio(name, case.floor)} × floor" for name in rest}
+        notes |= {name: f"{result.cost_ratio(name, case.floor)} × floor" for name in rest}
     return measurements_of(result, case.title, case.reference, notes)
 
 
@@ -72,8 +74,8 @@ def measurements_of(
 ) -> list[Measurement]:
     """What was timed in turns, one measurement a function."""
     measurements = []
-    for name, times in result.cpu.items():
-        ratio, wall_ratio = result.cpu_ratio(name, reference), result.wall_ratio(name, reference)
+    for name, times in result.cost.items():
+        ratio, wall_ratio = result.cost_ratio(name, reference), result.wall_ratio(name, reference)
         cost, note = 1000 * Spread.of(times).median, (notes or {}).get(name, "")
         measurements.append(Measurement(title, name, cost, "ms", ratio, wall_ratio, note))
     return measurements

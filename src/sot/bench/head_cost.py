@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sot.bench.cases import HEADS, NUM_CLASSES, SIZES, Case, Measurement, Size, forward_and_backward
+from sot.bench.cases import EXACT, FAST, HEADS, NUM_CLASSES, SIZES, Case, Measurement, Size, forward_and_backward
 from sot.bench.memory import Memory, measure_memory
 from sot.bench.references import PublishedHead
 from sot.bench.timing import Progress, Spread, growth_exponent, race
@@ -38,9 +38,9 @@ def build_heads(size: Size) -> dict[str, nn.Module]:
     return {
         PUBLISHED: PublishedHead(size.token_dim, NUM_CLASSES, HEADS, size.head_dim),
         "published, mean kept": PublishedHead(size.token_dim, NUM_CLASSES, HEADS, size.head_dim, center=False),
-        "ours": our_head(size),
+        EXACT: our_head(size),
         "ours, mean subtracted": our_head(size, center=True),
-        "ours, fast": our_head(size, norm="svpn_fast", exponent=0.5),
+        FAST: our_head(size, norm="svpn_fast", exponent=0.5),
     }
 
 
@@ -107,7 +107,7 @@ def growth_rows(rounds: int, size: Size = SIZES[0], progress: Progress = iter) -
             head, inputs, grad = _representation(each)
             functions[str(getattr(each, what))] = forward_and_backward(head, inputs, grad, list(head.parameters()))
         result = race(functions, rounds, progress=progress)
-        times = [1000 * Spread.of(result.cpu[name]).median for name in functions]
+        times = [1000 * Spread.of(result.cost[name]).median for name in functions]
         rows.append(_growth("time", what, [int(name) for name in functions], times, "ms"))
     return rows
 

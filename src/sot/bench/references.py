@@ -43,11 +43,11 @@ class _PublishedRoot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spd: Tensor, num_iterations: int) -> Tensor:
         batch, size, last = spd.shape[0], spd.shape[1], num_iterations - 2
-        three = 3 * torch.eye(size, dtype=spd.dtype).repeat(batch, 1, 1)
+        three = 3 * torch.eye(size, dtype=spd.dtype, device=spd.device).repeat(batch, 1, 1)
         trace = (spd * three).sum((1, 2)) / 3
         unit = spd / trace.view(batch, 1, 1)
         roots = spd.new_zeros(batch, num_iterations, size, size)
-        inverses = torch.eye(size, dtype=spd.dtype).repeat(batch, num_iterations, 1, 1)
+        inverses = torch.eye(size, dtype=spd.dtype, device=spd.device).repeat(batch, num_iterations, 1, 1)
         step = 0.5 * (three - unit)
         roots[:, 0], inverses[:, 0] = torch.bmm(unit, step), step
         for k in range(1, num_iterations - 1):
@@ -61,7 +61,7 @@ class _PublishedRoot(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         spd, unit, result, trace, roots, inverses = ctx.saved_tensors
         batch, count, size = roots.shape[:3]
-        three = 3 * torch.eye(size, dtype=spd.dtype).repeat(batch, 1, 1)
+        three = 3 * torch.eye(size, dtype=spd.dtype, device=spd.device).repeat(batch, 1, 1)
         scaled = grad * trace.sqrt().view(batch, 1, 1)
         of_root = (grad * result).sum((1, 2)) / (2 * trace.sqrt())
         y, z = roots[:, count - 2], inverses[:, count - 2]
@@ -78,7 +78,9 @@ class _PublishedRoot(torch.autograd.Function):
         result = d_unit / trace.view(batch, 1, 1)
         along = (d_unit * spd).sum((1, 2))
         for i in range(batch):
-            result[i] += (of_root[i] - along[i] / trace[i] ** 2) * torch.ones(size, dtype=spd.dtype).diag()
+            result[i] += (of_root[i] - along[i] / trace[i] ** 2) * torch.ones(
+                size, dtype=spd.dtype, device=spd.device
+            ).diag()
         return result, None
 
 

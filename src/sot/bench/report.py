@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from sot.bench.cases import Measurement
+from sot.bench.cases import EXACT, FAST, Measurement
+from sot.bench.devices import CPU, device_name
 from sot.files import as_png, rich_table
 
 COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "note")
@@ -32,18 +33,45 @@ class BenchReport:
     threads: int
     rounds: int
     rows: list[Measurement]
+    device: torch.device = CPU
+
+    @property
+    def processor(self) -> str:
+        """What computed."""
+        return processor() if self.device.type == "cpu" else device_name(self.device)
 
     @property
     def caption(self) -> str:
-        """The setting in one sentence."""
-        setting = f"{processor()}, {self.threads} thread{'s'[: self.threads > 1]}, torch {torch.__version__}"
+        """The setting in one sentence, and in another how exact compares to fast."""
+        threads = f"{self.threads} thread{'s'[: self.threads > 1]}, " if self.device.type == "cpu" else ""
+        setting = f"{self.processor}, {threads}torch {torch.__version__}"
         if self.rounds == 0:
             return f"{setting}; bytes beyond inputs and parameters."
-        return f"{setting}; process time in turns, median (quartiles) of {self.rounds} rounds, ratios within a round."
+        on_cpu = "process time" if self.threads == 1 else "wall clock"
+        clock = on_cpu if self.device.type == "cpu" else "time of the device"
+        how = f"{clock} in turns, median (quartiles) of {self.rounds} rounds, ratios within a round."
+        return " ".join([f"{setting}; {how}", *self.comparison])
+
+    @property
+    def comparison(self) -> list[str]:
+        """How exact compares to fast, in one sentence, if both were measured."""
+        costs = {(row.case, row.name): row.cost for row in self.rows}
+        pairs = [
+            (case, cost / costs[case, FAST])
+            for (case, name), cost in costs.items()
+            if (case, FAST) in costs and name == EXACT
+        ]
+        told = ", ".join(f"{ratio:.2f} ({case})" for case, ratio in pairs)
+        return [f"Exact takes this share of the time of fast: {told}."] if told else []
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        setting = {"processor": processor(), "threads": self.threads, "torch": torch.__version__, "rounds": self.rounds}
+        setting = {
+            "processor": self.processor,
+            "threads": self.threads,
+            "torch": torch.__version__,
+            "rounds": self.rounds,
+        }
         return {"benchmark": self.title, **setting, "rows": [asdict(row) for row in self.rows]}
 
     def table(self) -> Table:

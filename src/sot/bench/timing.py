@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from statistics import linear_regression, median, quantiles
 from typing import Any
 
 import torch
+
+from sot.bench.devices import CPU, timed
 
 Progress = Callable[[Iterable[int]], Iterable[int]]
 
@@ -37,14 +38,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Race:
-    """Seconds of wall and of process time of each call, in rounds."""
+    """Seconds of each call in rounds: by the wall clock, and what it costs, process time or time of an accelerator."""
 
     wall: Mapping[str, list[float]]
-    cpu: Mapping[str, list[float]]
+    cost: Mapping[str, list[float]]
 
-    def cpu_ratio(self, name: str, reference: str) -> Spread:
-        """Process time over that of the reference in the same round."""
-        return Spread.of([ours / theirs for ours, theirs in zip(self.cpu[name], self.cpu[reference])])
+    def cost_ratio(self, name: str, reference: str) -> Spread:
+        """Cost over that of the reference in the same round."""
+        return Spread.of([ours / theirs for ours, theirs in zip(self.cost[name], self.cost[reference])])
 
     def wall_ratio(self, name: str, reference: str) -> Spread:
         """Wall time over that of the reference in the same round."""
@@ -65,7 +66,13 @@ def thread_count(threads: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def race(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int = 2, progress: Progress = iter) -> Race:
+def race(
+    functions: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    warm_up: int = 2,
+    progress: Progress = iter,
+    device: torch.device = CPU,
+) -> Race:
     """Call each function once a round, another one first each time."""
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
@@ -76,10 +83,9 @@ def race(functions: Mapping[str, Callable[[], Any]], rounds: int, warm_up: int =
     for number in progress(range(rounds)):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            wall, cpu = time.perf_counter(), time.process_time()
-            functions[name]()
-            result.cpu[name].append(time.process_time() - cpu)
-            result.wall[name].append(time.perf_counter() - wall)
+            wall, cost = timed(functions[name], device)
+            result.wall[name].append(wall)
+            result.cost[name].append(cost)
     return result
 
 

@@ -19,8 +19,8 @@ from sot.bench.cases import Measurement, measurements_of
 from sot.bench.timing import Progress, Race
 from sot.core.head import HeadConfig
 from sot.data.images import load_images
-from sot.training.engine import parameter_groups
 from sot.training.image_model import build_model
+from sot.training.rates import parameter_groups
 from sot.training.recipe import Recipe
 from sot.training.train_images import ImageTrainer, make_trainer, split_batch, training_arguments
 
@@ -75,7 +75,7 @@ def train_rows(
             for name in list(runs) if number % 2 == 0 else list(runs)[::-1]:
                 wall, cpu = runs[name](trainer()).steps()
                 result.wall[name].append(wall)
-                result.cpu[name].append(cpu)
+                result.cost[name].append(cpu)
     return measurements_of(result, f"step of {model}", BARE)
 
 

@@ -2,31 +2,115 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sot.cli.options import JsonOption, RecipeOption, SetOption, console, progress, refuse_both
+from sot.errors import SettingError
 from sot.files import write_atomically
 
 if TYPE_CHECKING:
+    import torch
+
     from sot.bench.cases import Case, Measurement, Size
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed and memory beside the published formulae.")
 
-ThreadsOption = Annotated[int, typer.Option(help="Threads that torch computes with.", min=1)]
-RoundsOption = Annotated[int, typer.Option(help="Calls of each function.", min=1)]
 SizeOption = Annotated[
     list[str] | None, typer.Option("--size", help="Tiny, Small or Base; repeatable, all by default.")
 ]
 BatchOption = Annotated[int, typer.Option(help="Samples in a batch.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Word tokens of a sample.", min=1)]
-MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the table of docs/benchmarks.md.")]
-PictureOption = Annotated[Path | None, typer.Option(help="Write the ratios as a bar chart, a PNG file.")]
+MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the table of the documentation.")]
+SHARED: dict[str, tuple[Any, Any]] = {  # options of several commands, and their defaults
+    "device": (
+        Annotated[str | None, typer.Option(help="cpu, cuda, mps or xpu: on it, with the heads side by side.")],
+        None,
+    ),
+    "threads": (
+        Annotated[str, typer.Option(help="Threads that torch computes with, such as 1, or 1,2 for both.")],
+        "1",
+    ),
+    "rounds": (Annotated[int, typer.Option(help="Calls of each function.", min=1)], 30),
+    "as_json": (JsonOption, False),
+    "markdown": (MarkdownOption, False),
+    "picture": (Annotated[Path | None, typer.Option(help="Write the ratios as a bar chart, a PNG file.")], None),
+}
+Measure = Callable[["Asked"], list[Any]]  # gives measurements
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `SHARED`; no rounds where nothing is timed."""
+
+    device: str | None = None
+    threads: str = "1"
+    rounds: int = 0
+    as_json: bool = False
+    markdown: bool = False
+    picture: Path | None = None
+
+    def __post_init__(self) -> None:
+        refuse_both("--json", "--markdown", self.as_json and self.markdown)
+        if self.picture is not None and self.picture.suffix != ".png":
+            raise ValueError(f"the picture must end in .png, got {self.picture}")
+        refuse_both("--picture", f"--threads {self.threads}", self.picture is not None and len(self.thread_counts) > 1)
+
+    @property
+    def thread_counts(self) -> list[int]:
+        """How many threads, one number a report."""
+        counts = self.threads.split(",")
+        if not all(count.isdecimal() and int(count) > 0 for count in counts):
+            raise SettingError("{threads} must be numbers from 1 on, such as 1 or 1,2, got {!r}", self.threads)
+        return [int(count) for count in counts]
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where to compute: a CPU by default."""
+        from sot.bench.devices import find_device
+
+        return find_device(self.device or "cpu")
+
+    def run(self, make: Callable[[], list[Case]]) -> list[Measurement]:
+        """Time one case after the other on the device, with a bar on a terminal."""
+        from sot.bench.cases import run_case
+
+        device = self.torch_device
+        with nullcontext() if device.type == "cpu" else device:  # what is made is made there
+            cases = make()
+        return [row for case in cases for row in run_case(case, self.rounds, progress_bar(case.title), device)]
+
+
+def measured(*without: str, **defaults: Any) -> Callable[[Callable[..., Measure]], Callable[..., Measure]]:
+    """Make a command of a function that says what to measure: with the options of `SHARED`, but for some."""
+
+    def register(function: Callable[..., Measure]) -> Callable[..., Measure]:
+        shared = {name: option for name, option in SHARED.items() if name not in without}
+        own = inspect.signature(function, eval_str=True).parameters
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [parameter.replace(kind=kind) for parameter in own.values()] + [
+            inspect.Parameter(name, kind, default=defaults.get(name, default), annotation=annotation)
+            for name, (annotation, default) in shared.items()
+        ]
+
+        def command(**given: Any) -> None:
+            asked = Asked(**{name: given.pop(name) for name in shared})
+            show(f"sot bench {function.__name__}", function(**given), asked)
+
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(function.__name__)(command)
+        return function
+
+    return register
 
 
 def choose_sizes(names: list[str] | None, batch: int, tokens: int) -> tuple[Size, ...]:
@@ -41,135 +125,93 @@ def choose_sizes(names: list[str] | None, batch: int, tokens: int) -> tuple[Size
     return tuple(replace(size, batch=batch, tokens=tokens) for size in chosen)
 
 
-def run_cases(cases: list[Case], rounds: int) -> list[Measurement]:
-    """Time one case after the other, with a bar on a terminal."""
-    from sot.bench.cases import run_case
-
-    return [row for case in cases for row in run_case(case, rounds, progress_bar(case.title))]
-
-
 def progress_bar(title: str) -> Callable[[Iterable[int]], Iterable[int]]:
     """Wraps rounds to show how many are done, on a terminal only."""
     return lambda items: progress(list(items), title)
 
 
-def show(
-    title: str,
-    measure: Callable[[], list[Measurement]],
-    threads: int,
-    rounds: int,
-    as_json: bool,
-    markdown: bool,
-    picture: Path | None,
-) -> None:
-    """Measure with pinned threads, then print or draw: what every command of this file ends with."""
+def show(title: str, measure: Measure, asked: Asked) -> None:
+    """Measure with pinned threads, then print or draw: what every measurement ends with."""
     from sot.bench.report import BenchReport
     from sot.bench.timing import thread_count
 
-    refuse_both("--json", "--markdown", as_json and markdown)
-    if picture is not None and picture.suffix != ".png":
-        raise ValueError(f"the picture must end in .png, got {picture}")
-    with thread_count(threads):
-        report = BenchReport(title, threads, rounds, measure())
-    if picture is not None:
-        write_atomically(picture, report.picture())
-    if as_json:
-        typer.echo(json.dumps(report.to_dict()))
-    elif markdown:
-        typer.echo(report.markdown())
+    device = asked.torch_device  # before long work
+    reports = []
+    for count in asked.thread_counts:
+        with thread_count(count):
+            reports.append(BenchReport(title, count, asked.rounds, measure(asked), device))
+    if asked.picture is not None:
+        write_atomically(asked.picture, reports[0].picture())
+    if asked.as_json:
+        typer.echo(json.dumps([report.to_dict() for report in reports] if len(reports) > 1 else reports[0].to_dict()))
+    elif asked.markdown:
+        typer.echo("\n\n".join(report.markdown() for report in reports))
     else:
-        console.print(report.table())
+        console.print(*(report.table() for report in reports))
 
 
-@app.command()
+@measured()
 def head(
     size: SizeOption = None,
     batch: BatchOption = 64,
     tokens: TokensOption = 196,
-    threads: ThreadsOption = 1,
-    rounds: RoundsOption = 30,
     growth: Annotated[bool, typer.Option("--growth", help="How time grows with tokens and batch instead.")] = False,
-    as_json: JsonOption = False,
-    markdown: MarkdownOption = False,
-    picture: PictureOption = None,
-) -> None:
+) -> Measure:
     """The whole head, forward and backward, beside the published one and its matrix products alone."""
     from sot.bench.head_cost import growth_rows, head_cases
+    from sot.bench.rivals import rival_head_cases
 
     sizes = choose_sizes(size, batch, tokens)
 
-    def measure() -> list[Measurement]:
-        return growth_rows(rounds, sizes[0], progress_bar("growth")) if growth else run_cases(head_cases(sizes), rounds)
+    def measure(asked: Asked) -> list[Measurement]:
+        if growth:
+            refuse_both("--growth", "--device", asked.device is not None)
+            return growth_rows(asked.rounds, sizes[0], progress_bar("growth"))
+        return asked.run(lambda: head_cases(sizes) + (rival_head_cases(sizes) if asked.device else []))
 
-    show("sot bench head", measure, threads, rounds, as_json, markdown, picture)
+    return measure
 
 
-@app.command()
-def normalize(
-    size: SizeOption = None,
-    batch: BatchOption = 64,
-    tokens: TokensOption = 196,
-    threads: ThreadsOption = 1,
-    rounds: RoundsOption = 30,
-    as_json: JsonOption = False,
-    markdown: MarkdownOption = False,
-    picture: PictureOption = None,
-) -> None:
+@measured()
+def normalize(size: SizeOption = None, batch: BatchOption = 64, tokens: TokensOption = 196) -> Measure:
     """Each normalisation by itself, beside SVD and the published formulae."""
     from sot.bench.norm_cost import normalize_cases
 
     sizes = choose_sizes(size, batch, tokens)
-
-    def measure() -> list[Measurement]:
-        return run_cases(normalize_cases(sizes), rounds)
-
-    show("sot bench normalize", measure, threads, rounds, as_json, markdown, picture)
+    return lambda asked: asked.run(lambda: normalize_cases(sizes))
 
 
-@app.command()
+@measured("device", "threads", "rounds")
 def memory(
     size: SizeOption = None,
     batch: BatchOption = 64,
     tokens: TokensOption = 196,
     growth: Annotated[bool, typer.Option("--growth", help="How the peak grows with tokens and batch instead.")] = False,
-    as_json: JsonOption = False,
-    markdown: MarkdownOption = False,
-    picture: PictureOption = None,
-) -> None:
+) -> Measure:
     """What the head holds in memory, at its peak and between forward and backward."""
     from sot.bench.head_cost import memory_growth_rows, memory_rows
 
     sizes = choose_sizes(size, batch, tokens)
-    measure = (lambda: memory_growth_rows(sizes[0])) if growth else (lambda: memory_rows(sizes))
-    show("sot bench memory", measure, 1, 0, as_json, markdown, picture)
+    return lambda asked: memory_growth_rows(sizes[0]) if growth else memory_rows(sizes)
 
 
-@app.command()
+@measured("device", rounds=10)
 def train(
     model: Annotated[str, typer.Option(help="Any timm model.")] = "sot_7",
     data: Annotated[str, typer.Option(help="As in sot train.")] = "digits",
     recipe: RecipeOption = "demo",
     settings: SetOption = None,
     steps: Annotated[int, typer.Option(help="Steps of a round; the first is not counted.", min=3)] = 16,
-    threads: ThreadsOption = 1,
-    rounds: RoundsOption = 10,
-    as_json: JsonOption = False,
-    markdown: MarkdownOption = False,
-    picture: PictureOption = None,
-) -> None:
+) -> Measure:
     """A step of `sot train` beside a bare loop over the same model and loader."""
     from sot.bench.training_cost import train_rows
     from sot.training.recipe import load_recipe
 
     chosen = load_recipe(recipe).changed(settings or [])
-
-    def measure() -> list[Measurement]:
-        return train_rows(model, data, chosen, steps, rounds, progress_bar("sot train"))
-
-    show("sot bench train", measure, threads, rounds, as_json, markdown, picture)
+    return lambda asked: train_rows(model, data, chosen, steps, asked.rounds, progress_bar("sot train"))
 
 
-@app.command()
+@measured(rounds=10)
 def model(
     name: Annotated[
         str, typer.Option("--model", help="sot_tiny, sot_small or sot_base; any timm model for --runtimes.")
@@ -179,17 +221,19 @@ def model(
     runtimes: Annotated[
         bool, typer.Option("--runtimes", help="Eager, folded, compiled, int8 and ONNX instead.")
     ] = False,
-    threads: ThreadsOption = 1,
-    rounds: RoundsOption = 10,
-    as_json: JsonOption = False,
-    markdown: MarkdownOption = False,
-    picture: PictureOption = None,
-) -> None:
+) -> Measure:
     """A whole model beside the published formulation and DeiT, or in several runtimes."""
     from sot.bench.model_cost import model_cases
+    from sot.bench.rivals import rival_model_cases
     from sot.bench.runtimes import runtime_cases
 
-    def measure() -> list[Measurement]:
-        return run_cases(runtime_cases(name) if runtimes else model_cases(name, batch, train_batch), rounds)
+    def make(heads: bool) -> list[Case]:
+        if runtimes:
+            return runtime_cases(name)
+        return model_cases(name, batch, train_batch) + (rival_model_cases(name, batch, train_batch) if heads else [])
 
-    show("sot bench model", measure, threads, rounds, as_json, markdown, picture)
+    def measure(asked: Asked) -> list[Measurement]:
+        refuse_both("--runtimes", "--device", runtimes and asked.device is not None)
+        return asked.run(lambda: make(asked.device is not None))
+
+    return measure

@@ -11,20 +11,24 @@ import typer
 
 from sot.cli.options import (
     BatchOption,
+    EncodingOption,
     JsonOption,
     LabelOption,
     PairOption,
+    SeparatorOption,
     TaskOption,
     TextOption,
     console,
     is_first_process,
+    picture_columns,
     plain,
     print_scores,
     progress,
+    read_tags,
     refuse,
     text_data,
 )
-from sot.files import rich_table, write_atomically
+from sot.files import check_output, rich_table, write_atomically
 
 if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
@@ -43,6 +47,8 @@ def evaluate(
     text: TextOption = "sentence",
     pair: PairOption = None,
     label: LabelOption = "label",
+    encoding: EncodingOption = None,
+    separator: SeparatorOption = None,
     all_classes: Annotated[
         bool, typer.Option(help="Let the model choose among classes the data does not have.")
     ] = False,
@@ -56,55 +62,100 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
-    from sot.evaluation.evaluate import draw_confusion, evaluate_text, open_images
-    from sot.models.folder import class_names, folder_modality
+    from sot.saved import class_names, folder_config, folder_modality
 
-    reads_texts = folder_modality(folder) == "text"
+    several = folder_config(folder).get("problem_type") == "multi_label_classification"
+    refuse(f"{folder} has one class for each input", {"--separator": separator is not None and not several})
+    modality = folder_modality(folder)
+    reads_texts, kind = modality == "text", "sounds" if modality == "audio" else "pictures"
     texts_only = {"--task": task is not None, "--text": text != "sentence", "--pair": pair is not None}
-    texts_only["--label"] = label != "label"
+    texts_only |= {"--encoding": encoding is not None}
     pictures_only = {"--samples": samples > 0, "--all-classes": all_classes, "--corruptions": corruptions is not None}
     if reads_texts:
         refuse(f"{folder} is a model for texts", pictures_only)
     else:
-        refuse(f"{folder} is a model for pictures", texts_only)
+        sounds = {"--corruptions": corruptions is not None and modality == "audio"}
+        refuse(f"{folder} is a model for {kind}", texts_only | sounds)
     if corruptions is not None:
-        refuse("--corruptions scores accuracy", {"--confusion": confusion is not None, "--all-classes": all_classes})
+        unfit = {"--confusion": confusion is not None, "--all-classes": all_classes, "--corruptions": several}
+        refuse("--corruptions scores accuracy of one class a picture", unfit)
         _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
         return
     refuse("there are no --corruptions", {"--severities": severities != SEVERITIES})
+    _check_confusion(confusion, several=several)
+    _check_data(folder, data, task, None if reads_texts else kind, several)
+    from sot.evaluation.evaluate import draw_confusion, evaluate_text, open_images, unseen_part
+
+    tags = read_tags(label, several, separator)
     if reads_texts:
-        texts, _ = text_data(task, data, None, (text, pair, label), class_names(folder))
+        names, columns = class_names(folder), (text, pair, label)
+        texts, _ = text_data(task, data, None, columns, names, encoding=encoding, tags=tags)
+        texts = texts if data is None else unseen_part(folder, data, texts)
         _check_confusion(confusion, texts.labels is not None)
         result = evaluate_text(folder, texts, batch_size, _progress)
-    elif data is None:
-        raise ValueError("an image model needs --data to be evaluated on")
     else:
-        _check_confusion(confusion)
-        result = open_images(folder, data, samples).evaluate(batch_size, _progress, all_classes)
+        pictures = open_images(folder, str(data), samples, picture_columns(str(data), label, tags))
+        result = pictures.evaluate(batch_size, _progress, all_classes)
     _show(result, folder, as_json)
     if confusion is not None and is_first_process():
         write_atomically(confusion, draw_confusion(result))
 
 
-def _check_confusion(file: Path | None, classes: bool = True) -> None:
+def _check_data(folder: Path, data: str | None, task: str | None, kind: str | None, several: bool) -> None:
+    """Raise ValueError for data of the other kind, which the readers would only call missing."""
+    from sot.data.rows import SUFFIXES, check_table
+    from sot.data.tags import has_pictures
+
+    if kind is not None:
+        if data is None:
+            raise ValueError(f"an {'image' if kind == 'pictures' else 'audio'} model needs --data to be evaluated on")
+        _check_kind(folder, kind, data)
+        table = Path(data).suffix in SUFFIXES and Path(data).is_file()
+        if table and not has_pictures(data):
+            raise ValueError(f"{folder} is a model for pictures, and {data} is a table of texts")
+        if several and not table:
+            raise ValueError(f"{folder} may see several classes in a picture: --data must be a table, got {data}")
+    elif task is None and data is not None and not data.startswith("hfds/"):
+        place = Path(data)
+        if place.is_dir() and not any(place.glob("*.tsv")) and not any(place.glob("*.txt")):
+            raise ValueError(f"{folder} is a model for texts: give --data a table of them, and {data} is a folder")
+        if not place.is_dir():
+            check_table(place)
+
+
+def _check_kind(folder: Path, kind: str, data: str) -> None:
+    from sot.data.spec import holds_sounds
+
+    if holds_sounds(data) != (kind == "sounds"):
+        other = "no sounds" if kind == "sounds" else "sounds"
+        raise ValueError(f"{folder} is a model for {kind}, and {data} holds {other}")
+
+
+def _check_confusion(file: Path | None, classes: bool = True, several: bool = False) -> None:
     if file is None:
         return
     if file.suffix.lower() != ".png":
         raise ValueError(f"--confusion must end in .png, got {file}")
     if not file.parent.is_dir():
         raise ValueError(f"--confusion {file} needs the folder {file.parent}, which is not there")
+    check_output(file)
     if not classes:
         raise ValueError(f"--confusion {file} is for classes, and the data has numbers to predict")
+    if several:
+        raise ValueError(f"--confusion {file} is for one class a sample, and the model may predict several")
 
 
 def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps({**result.scores, "note": result.note, "classes": result.by_class()}))
+        typer.echo(
+            json.dumps({**result.scores, "note": result.note, "classes": result.by_class(), "f1": result.f1_by_class()})
+        )
         return
     print_scores(result.scores, False, f"{folder} {result.note}")
-    rows = [(plain(name), str(samples), f"{r:.3f}", f"{p:.3f}") for name, samples, r, p in result.by_class()]
+    f1 = result.f1_by_class()
+    rows = [(plain(n), str(samples), f"{r:.3f}", f"{p:.3f}", f"{f1[n]:.3f}") for n, samples, r, p in result.by_class()]
     if rows:  # none of a regression
-        console.print(rich_table(["class"], ["samples", "recall", "precision"], rows))
+        console.print(rich_table(["class"], ["samples", "recall", "precision", "f1"], rows))
 
 
 def _evaluate_corrupted(

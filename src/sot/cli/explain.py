@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from sot.cli.options import JsonOption, console, errors, plain, progress
-from sot.files import as_png, write_atomically
+from sot.cli.options import JsonOption, console, errors, plain, progress, refuse
+from sot.files import as_png, check_folder, write_atomically
 
 if TYPE_CHECKING:
     from sot.explain import Explanation
 
 METHOD_HELP = (
     "Pictures: gradcam, gradcam++, xgradcam, hirescam, layercam, elementwise, scorecam, ablationcam (of the grad-cam "
-    "library), relevance. Texts: relevance, gradient. By default relevance, or hirescam where it is not available."
+    "library), relevance. Texts: relevance, gradient. Sounds: evidence, gradient. "
+    "By default relevance, or hirescam where it is not available; evidence of sounds."
 )
 MAX_ROWS = 100  # pictures in columns.png
 
 
 def explain(
     folder: Annotated[Path, typer.Argument(help="A trained model.")],
-    images: Annotated[list[Path] | None, typer.Argument(help="Pictures.")] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="Pictures or sounds.")] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Folder of the figures (.png), raw maps (.npz), pages (.html).")
     ] = ...,  # type: ignore[assignment]
@@ -44,15 +45,20 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the class token, the words and both look at: maps, contributions, spectrum, pairs of words."""
-    from sot.explain import IMAGE_METHODS, TEXT_METHODS
-    from sot.explain.explanation import check_method, class_index
-    from sot.models.folder import class_names, folder_modality, load_model
-    from sot.training.run import check_folder
+    from sot.saved import class_names, folder_modality
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}
-    texts = folder_modality(folder) == "text"
-    _check_inputs(folder, texts, images or [], text, pair)
-    check_method(method, TEXT_METHODS if texts else IMAGE_METHODS, "texts" if texts else "pictures")
+    kind = {"text": "texts", "audio": "sounds"}.get(folder_modality(folder), "pictures")
+    texts, sounds = kind == "texts", kind == "sounds"
+    _check_inputs(folder, kind, images or [], text, pair)
+    alone = {"--class-model": class_model is not None and sounds, "--word-model": word_model is not None and sounds}
+    refuse("sounds are explained by one model", alone)
+    check_folder(out)
+    from sot.explain import IMAGE_METHODS, SOUND_METHODS, TEXT_METHODS
+    from sot.explain.explanation import check_method, class_index
+    from sot.models.folder import load_model
+
+    check_method(method, {"texts": TEXT_METHODS, "sounds": SOUND_METHODS}.get(kind, IMAGE_METHODS), kind)
     names = class_names(folder)
     for other in (class_model, word_model):
         if other is not None and (folder_modality(other) != folder_modality(folder) or class_names(other) != names):
@@ -60,9 +66,8 @@ def explain(
     if target is not None:
         class_index(names, target, "target")
     truths = _truths(label or [], images or [], names)
-    if not texts:
+    if kind == "pictures":
         _check_pictures(images or [], out)
-    check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     opened = {name: load_model(path) for name, path in folders.items() if path is not None}
     (model, processor), options = opened.pop("model"), {**opened, "target": target}
@@ -70,22 +75,25 @@ def explain(
         options["method"] = method
     if texts:
         _explain_text(model, processor, (text or "", pair), {**options, "truth": truths[0]}, out, as_json)
+    elif sounds:
+        _explain_sounds(model, processor, images or [], truths, options, out, as_json)
     else:
         _explain_images(model, processor, images or [], truths, options, out, as_json)
 
 
-def _check_inputs(folder: Path, texts: bool, images: list[Path], text: str | None, pair: str | None) -> None:
-    from sot.evaluation.predict import check_unicode
+def _check_inputs(folder: Path, kind: str, images: list[Path], text: str | None, pair: str | None) -> None:
+    from sot.data.rows import check_unicode
 
     check_unicode(text, pair)
+    texts = kind == "texts"
     if texts and images:
         raise ValueError(f"{folder} is a model for texts: give --text, not pictures")
     if texts and text is None:
         raise ValueError(f"{folder} is a model for texts: give --text")
     if not texts and (text is not None or pair is not None):
-        raise ValueError(f"{folder} is a model for pictures: give pictures, not --text")
+        raise ValueError(f"{folder} is a model for {kind}: give {kind}, not --text")
     if not texts and not images:
-        raise ValueError(f"{folder} is a model for pictures: give at least one")
+        raise ValueError(f"{folder} is a model for {kind}: give at least one")
 
 
 def _check_pictures(images: list[Path], out: Path) -> None:
@@ -152,6 +160,31 @@ def _explain_images(
         table.add_row(*map(plain, (str(path), f"{name} {score:.3f}", *cells, explanation.truth or "")))
     console.print(table)
     _print_notes({note: None for explanation in found for note in explanation.notes}, found[0].method, out)
+
+
+def _explain_sounds(
+    model: Any, processor: Any, files: list[Path], truths: list[str | None], options: Any, out: Path, as_json: bool
+) -> None:
+    from sot.explain import SoundExplanation, explain_sound
+
+    found: list[SoundExplanation] = []
+    for path, name, truth in progress(list(zip(files, _file_names(files), truths)), "Explaining"):
+        explanation = explain_sound(model, processor, path, truth=truth, **options)
+        write_atomically(out / f"{name}.png", explanation.png())
+        write_atomically(out / f"{name}.npz", explanation.npz())
+        found.append(explanation)
+        spans = [dict(zip(("begin", "end", "words"), span)) for span in explanation.spans()]
+        if as_json:
+            about = {"source": str(path), "file": str(out / f"{name}.png")}
+            typer.echo(json.dumps({**about, **_record(explanation), "spans": spans}))
+            continue
+        (label, score), target = explanation.predictions[0], explanation.target
+        table = Table("seconds", f"for {target}", title=plain(f"{path}: {label} {score:.3f}"))
+        for span in spans:
+            table.add_row(f"{span['begin']:.2f} to {span['end']:.2f}", f"{span['words']:+.3f}")
+        console.print(table)
+    if not as_json:
+        _print_notes({note: None for explanation in found for note in explanation.notes}, found[0].method, out)
 
 
 def _explain_text(

@@ -19,6 +19,11 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a model for onnxruntime or torch, for any number of samples and tokens, and check it."""
+    from sot.evaluation.formats import export_target
+    from sot.saved import folder_config
+
+    folder_config(folder)
+    export_target(folder, to, out)
     from sot.evaluation.export import export_model
 
     result = export_model(folder, to, out)

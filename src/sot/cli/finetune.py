@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,28 +11,45 @@ from sot.cli.options import (
     AccumulationOption,
     DataOption,
     DevOption,
+    EncodingOption,
     HeadOption,
     JsonOption,
     LabelOption,
     LogOption,
+    MultiLabelOption,
     OutOption,
     OverwriteOption,
     PairOption,
     RecipeOption,
     RegressionOption,
     ResumeOption,
+    SeparatorOption,
     SetOption,
     TaskOption,
     TextOption,
     check_log,
-    print_scores,
     read_recipe,
+    read_tags,
     text_data,
+)
+from sot.cli.runs import (
+    BalanceOption,
+    FoldsOption,
+    FreezeOption,
+    LoraOption,
+    MetricOption,
+    PatienceOption,
+    WeightsOption,
+    check_run,
+    own_head,
+    run,
+    run_settings,
+    say,
 )
 
 
 def finetune(
-    model: Annotated[str, typer.Option(help="A Hugging Face text model: hub name or folder.")],
+    model: Annotated[str, typer.Option(help="A Hugging Face text model: hub name or folder; or the folder of a run.")],
     out: OutOption,
     task: TaskOption = None,
     data: DataOption = None,
@@ -40,9 +58,19 @@ def finetune(
     pair: PairOption = None,
     label: LabelOption = "label",
     regression: RegressionOption = False,
+    encoding: EncodingOption = None,
+    multi_label: MultiLabelOption = False,
+    separator: SeparatorOption = None,
     recipe: RecipeOption = "text",
     head: HeadOption = None,
     settings: SetOption = None,
+    metric: MetricOption = None,
+    patience: PatienceOption = None,
+    balance: BalanceOption = False,
+    folds: FoldsOption = None,
+    weights: WeightsOption = None,
+    freeze: FreezeOption = False,
+    lora: LoraOption = None,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     accumulation: AccumulationOption = 1,
@@ -50,15 +78,45 @@ def finetune(
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a text classifier by a recipe."""
+    from sot.training.recipe import check_settings
+
     report_to = check_log(log)
-    chosen, parsed = read_recipe(recipe, settings, head, "text")
+    check_run(out, resume, overwrite, weights)
     columns = (text, pair, label)
-    table, name = text_data(task, data, dev, columns, regression=regression)
-    from sot.training.run import full_name
+    _check_table(task, data, dev, columns, folds)
+    tags = read_tags(label, multi_label, separator)
+    wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
+    check_settings(recipe, wanted)
+    chosen, parsed = read_recipe(recipe, wanted, head, "text")
+    parsed = own_head(model, head, parsed)
+    table, name = text_data(task, data, dev, columns, regression=regression, encoding=encoding, tags=tags)
+    from sot.training.run_folder import full_name
     from sot.training.train_texts import fine_tune
 
     source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
-    source |= {"columns": [*columns], "regression": regression}
-    options = {"resume": resume, "overwrite": overwrite, "accumulation": accumulation, "report_to": report_to}
-    metrics = fine_tune(model, table, name, out, chosen, parsed, source=source, **options)  # type: ignore[arg-type]
-    print_scores(metrics, as_json, f"{model} on {name}, in {out}")
+    source |= {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
+    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "weights": weights, "say": say}
+    options |= {"accumulation": accumulation, "report_to": report_to, "chosen": recipe}
+    identity = {"command": "finetune", "model": full_name(model), "data": name, **source}
+    identity["head"] = None if parsed is None else parsed.to_dict()
+
+    def start(folder: Path, **how: Any) -> dict[str, float]:
+        return fine_tune(model, table, name, folder, chosen, parsed, source=source, **how)
+
+    run(start, out, folds, chosen, identity, options, f"{model} on {name}", as_json)
+
+
+def _check_table(task: str | None, data: str | None, dev: Path | None, columns: Any, folds: int | None) -> None:
+    """Refuse what names and files tell of a table, before any library is loaded."""
+    from sot.data.rows import check_table
+
+    if folds is not None and (task is not None or dev is not None):
+        raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
+    if task is not None or data is None or data.startswith("hfds/"):
+        return
+    for file in filter(None, (None if Path(data).is_dir() else Path(data), dev)):
+        check_table(file)
+    named = [name for name in columns if name is not None]
+    if len(set(named)) < len(named):
+        twice = next(name for name in named if named.count(name) > 1)
+        raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import io
+import logging
+import os
+import shlex
+import sys
 from contextlib import nullcontext, redirect_stdout
+from importlib import import_module
+from typing import Annotated
 
 import typer
 from safetensors import SafetensorError
 
-from sot.cli import bench
+from sot import __version__
+from sot.cli import bench_counts
 from sot.cli.backbones import backbones
 from sot.cli.convert import convert
 from sot.cli.demo import demo
@@ -23,30 +30,52 @@ from sot.cli.probe import probe
 from sot.cli.recipes import recipes
 from sot.cli.reproduce import reproduce
 from sot.cli.train import train
+from sot.cli.tune import tune
 from sot.cli.ui import ui
-from sot.errors import SettingError
+from sot.errors import Interrupted, SettingError
+from sot.files import one_line, visible
 
 COMMANDS = (
-    *(models, backbones, convert, train, finetune, recipes, demo),
+    *(models, backbones, convert, train, finetune, tune, recipes, demo),
     *(evaluate, predict, export, probe, explain, reproduce, ui),
 )
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"sot {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def describe() -> None:
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", envvar="SOT_IMPORT", help="Import a module of yours first: it adds pools or norms."),
+    ] = None,
+) -> None:
     """Second-order transformers: classify from the class token and the word tokens."""
+    if modules:
+        sys.path.insert(0, os.getcwd())  # where a console script does not look
+    for name in modules or []:
+        try:
+            import_module(name)
+        except Exception as error:  # whatever a stranger's module raises
+            raise ValueError(f"--import {name} failed: {one_line(error)}") from error
 
 
 for command in COMMANDS:
     app.command()(command)
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench_counts.app, name="bench")
 
 
 def option_of(setting: str) -> str:
@@ -54,12 +83,41 @@ def option_of(setting: str) -> str:
     return "--set" if setting == "settings" else f"--{setting.replace('_', '-')}"
 
 
+def _visible(record: logging.LogRecord) -> bool:
+    """Keep what a stranger's files are called from steering the terminal through the log."""
+    record.msg, record.args = visible(record.getMessage()), ()
+    return True
+
+
+def worded(error: Exception) -> str:
+    """An error in the words of the command line; what the system says of a file without its number."""
+    if isinstance(error, SettingError):
+        return error.worded(option_of)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _say_how_to_go_on(stop: Interrupted) -> None:
+    """What was saved, and the command that continues; on standard error, where a run's log is."""
+    words = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
+    if stop.checkpoint is None:
+        said = "Stopped before the first checkpoint: nothing was saved."
+    else:
+        said = f"Stopped. Saved: {stop.checkpoint}\nGo on with: {shlex.join(['sot', *words, '--resume'])}"
+    errors.print(said, markup=False, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; what a user got wrong is one sentence and exit code 2."""
+    logging.getLogger("sot").addFilter(_visible)
     try:
         with nullcontext() if is_first_process() else redirect_stdout(io.StringIO()):
-            app()
+            app(prog_name="sot")
+    except Interrupted as stop:
+        _say_how_to_go_on(stop)
+        raise SystemExit(128 + stop.number) from None
     except (ValueError, OSError, SafetensorError) as error:
-        said = error.worded(option_of) if isinstance(error, SettingError) else str(error)
+        said = worded(error)
         errors.print(f"Error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None

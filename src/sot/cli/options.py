@@ -5,24 +5,35 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.text import Text
 
-from sot.files import rich_table
+from sot.files import rich_table, visible
 
 if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
     from sot.core.head import HeadConfig
+    from sot.data.tags import Tags
     from sot.training.recipe import Recipe
 
-console = Console()
-errors = Console(stderr=True)
+
+class VisibleConsole(Console):
+    """Shows the control characters of whatever it prints: a file may be called what a terminal obeys."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Iterator[Segment]:
+        """As usual, of the texts alone."""
+        for text, style, control in super().render(*args, **kwargs):
+            yield Segment(text if control else visible(text), style, control)
+
+
+console = VisibleConsole()
+errors = VisibleConsole(stderr=True)
 
 # --- options ---------------------------------------------------------------------------------------------------
 
@@ -50,11 +61,21 @@ DataOption = Annotated[
     str | None, typer.Option(help="Folder of a GLUE task, a .csv, .tsv or .jsonl table, or hfds/NAME[:CONFIG].")
 ]
 DevOption = Annotated[Path | None, typer.Option(help="Table to evaluate on, where --data is a table.")]
-TextOption = Annotated[str, typer.Option(help="Column of the text.")]
+TextOption = Annotated[str, typer.Option(help="Column of the text; `text` if there is no `sentence`.")]
 PairOption = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
 LabelOption = Annotated[str, typer.Option(help="Column of the label.")]
+EncodingOption = Annotated[
+    str | None, typer.Option(help="Encoding of the tables, such as latin-1; UTF-8 or what they say by default.")
+]
 RegressionOption = Annotated[
     bool, typer.Option("--regression", help="Labels of a table are numbers to predict, not classes.")
+]
+MultiLabelOption = Annotated[
+    bool,
+    typer.Option("--multi-label", help="A sample may have several labels: --label tags, or a,b,c for 0/1 columns."),
+]
+SeparatorOption = Annotated[
+    str | None, typer.Option(help="What stands between the labels of a cell: ; by default with --multi-label.")
 ]
 
 # --- what is read -----------------------------------------------------------------------------------------------
@@ -86,8 +107,8 @@ def read_recipe(name: str, settings: list[str] | None, head: str | None, task: s
     recipe = load_recipe(name).changed(settings or [])
     parsed = parse_head(head, recipe)
     if recipe.task != task:
-        use = "text: use sot finetune" if task == "image" else "images: use sot train"
-        raise ValueError(f"recipe {name} is for {use}")
+        uses = {"text": "text: use sot finetune", "image": "images: use sot train", "audio": "sounds: use sot train"}
+        raise ValueError(f"recipe {name} is for {uses[recipe.task]}")
     return recipe, parsed
 
 
@@ -100,6 +121,28 @@ def check_log(log: str) -> str:
     return log
 
 
+def read_tags(label: str, multi_label: bool, separator: str | None) -> Tags | None:
+    """Where a table has several labels for a sample; None if each has one."""
+    from sot.data.tags import SEPARATOR, Tags
+
+    if not multi_label and separator is None:
+        return None
+    columns = tuple(part.strip() for part in label.split(",") if part.strip())
+    if separator is not None and (len(columns) > 1 or not separator):
+        raise ValueError(f"--separator {separator!r} divides the cells of one column, got --label {label}")
+    return Tags(columns, separator or SEPARATOR)
+
+
+def picture_columns(data: str, label: str, tags: Tags | None) -> Any:
+    """Where a table of pictures has their labels; None of data that is none."""
+    from sot.data.tags import PictureColumns, is_picture_table
+
+    if is_picture_table(data):
+        return PictureColumns(label, tags)
+    refuse(f"{data} is no table of pictures", {"--multi-label": tags is not None, "--label": label != "label"})
+    return None
+
+
 def text_data(
     task: str | None,
     data: str | None,
@@ -107,30 +150,40 @@ def text_data(
     columns: tuple[str, str | None, str],
     labels: Any = None,
     regression: bool = False,
+    encoding: str | None = None,
+    tags: Tags | None = None,
 ) -> tuple[Any, str]:
     """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate.
 
     A model of one label predicts numbers.
     """
-    from sot.data.texts import Columns, load_set, load_table, load_task
+    from sot.data.texts import Columns, load_set, load_table, load_task, task_of
 
+    task = task or (data and task_of(data))
     if task is not None:
-        given, usual = (dev, *columns), (None, *astuple(Columns()))
-        for option, value, default in zip(("--dev", "--text", "--pair", "--label"), given, usual):
-            if value != default:
-                raise ValueError(f"{option} {value} is for tables, and task {task} has its own")
-        if regression:
-            raise ValueError(f"--regression is for tables, and task {task} has its own")
+        usual = Columns()
+        defaults = {"--text": usual.text, "--pair": usual.pair, "--label": usual.label}
+        changed = {name: value for (name, default), value in zip(defaults.items(), columns) if value != default}
+        others = {"--encoding": encoding, "--regression": regression, "--multi-label": tags is not None}
+        _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
         return load_task(task, data), task
     if data is None:
         raise ValueError("name a --task, or give --data a table with columns --text and --label")
+    refuse_both("--regression", "--multi-label", regression and tags is not None)
     regression |= labels is not None and len(labels) == 1
     if data.startswith("hfds/"):
-        if dev is not None:
-            raise ValueError(f"--dev {dev} is for tables, and {data} has its own")
-        return load_set(data, Columns(*columns), labels, regression), data
+        _refuse_of_tables(data, {"--dev": dev, "--encoding": encoding})
+        return load_set(data, Columns(*columns, tags), labels, regression), data
     train = Path(data) if labels is None else None
-    return load_table(train, dev if train else Path(data), Columns(*columns), labels, regression), Path(data).name
+    dev = dev if train else Path(data)
+    return load_table(train, dev, Columns(*columns, tags), labels, regression, encoding), Path(data).name
+
+
+def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:
+    for option, value in options.items():
+        if value not in (None, False):
+            shown = option if value is True else f"{option} {value}"
+            raise ValueError(f"{shown} is for tables, and {what} has its own")
 
 
 def refuse(why: str, options: Mapping[str, bool]) -> None:
@@ -154,14 +207,25 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def progress(items: Iterable[Any], title: str) -> Iterable[Any]:
-    """The items, with a bar that says how many are done and how long is left, on a terminal only."""
-    return track(items, title, console=errors, transient=True, disable=not errors.is_terminal)
+def progress(items: Iterable[Any], title: str, total: float | None = None) -> Iterable[Any]:
+    """The items, with a bar that says how many are done and how long is left, on a terminal only.
+
+    What is printed meanwhile goes where it would: rich sends all of it to the bar's own stream unless it is told so.
+    """
+    if not errors.is_terminal:
+        return items
+    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(show_speed=True), TimeRemainingColumn())
+    return _with_bar(items, total, Progress(*columns, console=errors, transient=True, redirect_stdout=False))
+
+
+def _with_bar(items: Iterable[Any], total: float | None, bar: Progress) -> Iterable[Any]:
+    with bar:
+        yield from bar.track(items, total)
 
 
 def plain(text: str) -> Text:
-    """What users wrote, as it is: no markup, no emoji; of bytes that are no text their numbers."""
-    return Text(text.encode(errors="backslashreplace").decode())
+    """What users wrote, as it is: no markup, no emoji; control characters, and bytes that are no text, as escapes."""
+    return Text(visible(text))
 
 
 def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:

@@ -2,85 +2,291 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from sot.cli.options import BatchOption, JsonOption, console, errors, plain, refuse
+from sot.cli.options import BatchOption, EncodingOption, JsonOption, console, errors, plain, progress, refuse
+from sot.files import check_output, written_atomically
 
 if TYPE_CHECKING:
+    from sot.data.rows import Table as RowTable
     from sot.evaluation.predict import Prediction
+
+EXPORTED = (".onnx", ".pt2")
+OUTPUTS = (".csv", ".tsv", ".jsonl")
+SHOWN = 120  # characters of a text in a table
+PAGE = 500  # inputs in a table; the next begins a new one, so that memory does not grow
+FEW = 64  # inputs; for these the compiled kernels would take longer to load than they save
+
+
+@dataclass
+class Given:
+    """What is to be predicted, read as it is needed; `rows` are what it stood in, `size` how many, if that is known."""
+
+    items: Iterable[str]
+    pairs: Iterable[str] | None = None
+    rows: Iterable[Mapping[str, Any]] | None = None
+    names: list[str] = field(default_factory=list)
+    size: int | None = None
 
 
 def predict(
     folder: Annotated[Path, typer.Argument(help="A trained model, or a file that `sot export` made of one.")],
-    inputs: Annotated[list[str] | None, typer.Argument(help="Pictures; or - for one path or text a line.")] = None,
-    text: Annotated[list[str] | None, typer.Option(help="A text; repeatable.")] = None,
-    pair: Annotated[list[str] | None, typer.Option(help="The second text of a pair, one for each --text.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Pictures, sounds and folders of them; or - for one path or text a line."),
+    ] = None,
+    text: Annotated[
+        list[str] | None, typer.Option(help="A text; repeatable. With --data the column of the text.")
+    ] = None,
+    pair: Annotated[
+        list[str] | None, typer.Option(help="The second text of a pair, one for each --text. With --data its column.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help="A .csv, .tsv, .txt or .jsonl table of texts.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write inputs and scores to a .csv, .tsv or .jsonl file instead.")
+    ] = None,
+    encoding: EncodingOption = None,
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     batch_size: BatchOption = 32,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify pictures or texts."""
-    from sot.evaluation.export import load_exported
-    from sot.evaluation.predict import predict_images, predict_texts
-    from sot.models.accelerate import accelerate
-    from sot.models.folder import load_model
-
-    given = _given(inputs or [], text or [], pair or [])
-    if folder.suffix in (".onnx", ".pt2"):
-        model, processor = load_exported(folder)
-    else:
-        model, processor = load_model(folder)
-        accelerate(model)
-    if model.config.modality == "text":
-        if inputs and "-" not in inputs:
-            raise ValueError(f"{folder} is a model for texts: give --text, or - for one a line, not {inputs[0]!r}")
-        predictions = predict_texts(model, processor, given, top, batch_size, pair)
-    else:
-        refuse(f"{folder} is a model for pictures", {"--text": bool(text), "--pair": bool(pair)})
-        predictions = predict_images(model, processor, given, top, batch_size)
-    failed = _print_predictions(predictions, as_json)
-    if failed:
-        raise ValueError(f"{failed} of {len(given)} inputs could not be read")
+    """Classify pictures, sounds or texts: one, many, folders of them, or a table."""
+    given = _given(folder, inputs or [], text or [], pair or [], data, encoding)
+    if output is not None:
+        refuse("--output writes a file", {"--json": as_json})
+        if output.suffix not in OUTPUTS:
+            raise ValueError(f"--output must end in {', '.join(OUTPUTS[:-1])} or {OUTPUTS[-1]}, got {output}")
+        check_output(output)
+    predictions, config, limit = _predictions(folder, given, top, batch_size)
+    with _backend(given):
+        if output is None:
+            done = _print(predictions, as_json)
+        else:
+            done = _write(output, predictions, given, top, config, limit)
+            console.print(f"{done.number} predictions in {output}", soft_wrap=True, highlight=False, markup=False)
+    if done.cut and not as_json:
+        texts = "1 text was" if done.cut == 1 else f"{done.cut} texts were"
+        errors.print(f"{texts} longer than the {limit} tokens that the model reads, and cut there.", style="yellow")
+    if done.failed:
+        raise ValueError(f"{done.failed} of {done.number} inputs could not be read")
 
 
-def _given(inputs: list[str], text: list[str], pair: list[str]) -> list[str]:
-    """Paths or texts of the command line, or of standard input."""
-    from sot.evaluation.predict import check_unicode
+# --- what is given -----------------------------------------------------------------------------------------
+
+
+def _given(
+    folder: Path, inputs: list[str], text: list[str], pair: list[str], data: Path | None, encoding: str | None
+) -> Given:
+    """Paths or texts of the command line, of standard input or of a table; mistakes are found without torch."""
+    from sot.data.rows import check_unicode
+    from sot.evaluation.formats import exported_folder
+    from sot.saved import folder_modality
 
     check_unicode(*text, *pair)
+    modality = folder_modality(exported_folder(folder) if folder.suffix in EXPORTED else folder)
+    texts, kind = modality == "text", "sounds" if modality == "audio" else "pictures"
+    if data is not None:
+        return _of_table(folder, None if texts else kind, data, encoding, (inputs, text, pair))
+    refuse("there is no --data", {"--encoding": encoding is not None})
     if pair and (inputs or len(pair) != len(text)):
         raise ValueError(f"--pair is given once for each --text, and for no other input, got {len(pair)}")
     if "-" in inputs:
         refuse("- reads every input from standard input", {"--text": bool(text), "other inputs": len(inputs) > 1})
-        if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is reported, the others read
-        inputs = [line.rstrip("\n") for line in sys.stdin]
+        return Given(_lines())
+    if texts and inputs:
+        raise ValueError(f"{folder} is a model for texts: give --text, or - for one a line, not {inputs[0]!r}")
+    if not texts:
+        refuse(f"{folder} is a model for {kind}", {"--text": bool(text), "--pair": bool(pair)})
     if not inputs and not text:
-        raise ValueError("nothing to predict: give pictures, --text, or - to read lines from standard input")
-    return [*inputs, *text]
+        raise ValueError(f"nothing to predict: give {kind}, --text, --data, or - to read lines from standard input")
+    items = text if texts else [file for path in inputs for file in _files(path, kind)]
+    return Given(items, pair or None, size=len(items))
 
 
-def _print_predictions(predictions: Iterable[Prediction], as_json: bool) -> int:
-    """Print them, and return how many inputs could not be read."""
-    table, failed = Table("input", "class", "score"), 0
+def _of_table(folder: Path, kind: str | None, data: Path, encoding: str | None, others: tuple[list[str], ...]) -> Given:
+    from sot.data.rows import open_table
+
+    inputs, text, pair = others
+    if kind is not None:
+        hint = f": give the folder as it is, {data}" if data.is_dir() else ""
+        raise ValueError(f"{folder} is a model for {kind}, and --data is a table of texts{hint}")
+    refuse("--data is the only input", {repr(each): True for each in inputs[:1]})
+    if len(text) > 1 or len(pair) > 1:
+        raise ValueError("with --data, --text and --pair name one column each")
+    table = open_table(data, text[0] if text else None, pair[0] if pair else None, encoding)
+    return _read(table)
+
+
+def _read(table: RowTable) -> Given:
+    """The texts of a table; of its rows only those of a batch are kept in memory."""
+    rows, first, second = tee(table.rows(), 3)
+    texts = (str(row[table.text]) for row in first)
+    pairs = None if table.pair is None else (str(row[table.pair]) for row in second)
+    if table.pair is None:
+        del second
+    return Given(texts, pairs, rows, table.names, table.size)
+
+
+def _lines() -> Iterator[str]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text is reported, the others read
+    lines = (line.rstrip("\n") for line in sys.stdin)
+    first = next(lines, None)
+    if first is None:
+        raise ValueError("nothing to predict: standard input is empty")
+    yield first
+    yield from lines
+
+
+def _files(path: str, kind: str) -> list[str]:
+    """A file as it is, even if it is not there; of a folder all pictures or sounds in it, however deep."""
+    if not os.path.isdir(path):
+        return [path]
+    from sot.data.pictures import pictures_in
+    from sot.data.sounds import sounds_in
+
+    found = sounds_in(Path(path)) if kind == "sounds" else pictures_in(Path(path))
+    if not found:
+        raise ValueError(f"{path} holds no {kind}")
+    return [str(file) for file in found]
+
+
+# --- what is predicted -------------------------------------------------------------------------------------
+
+
+def _predictions(folder: Path, given: Given, top: int, batch_size: int) -> tuple[Iterable[Prediction], Any, int]:
+    """The predictions as they are asked for, the model's configuration, and how many tokens it reads."""
+    from sot.evaluation.predict import predict_images, predict_texts
+    from sot.models.accelerate import accelerate
+    from sot.models.folder import load_model
+
+    if folder.suffix in EXPORTED:
+        from sot.evaluation.export import load_exported
+
+        model, processor = load_exported(folder)
+        if model.config.modality == "audio":
+            batch_size = 1  # what was exported may read clips of one length only
+    else:
+        model, processor = load_model(folder)
+        accelerate(model)
+    if model.config.modality == "text":
+        found = predict_texts(model, processor, given.items, top, batch_size, given.pairs)
+        return progress(found, "Predicting", given.size), model.config, processor.model_max_length
+    found = predict_images(model, processor, given.items, top, batch_size)
+    return progress(found, "Predicting", given.size), model.config, 0
+
+
+def _backend(given: Given) -> AbstractContextManager[None]:
+    from sot.ops.registry import asked, use
+
+    few = given.size is not None and given.size <= FEW and asked() == "auto"
+    return use("torch") if few else nullcontext()
+
+
+# --- what is shown -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """How many inputs there were, could not be read, and were cut."""
+
+    number: int = 0
+    failed: int = 0
+    cut: int = 0
+
+    def add(self, prediction: Prediction) -> None:
+        """Count one more."""
+        self.number += 1
+        self.failed += prediction.error is not None
+        self.cut += prediction.cut
+
+
+def _print(predictions: Iterable[Prediction], as_json: bool) -> Count:
+    """Print them as lines of JSON or as tables."""
+    done, table = Count(), Table("input", "class", "score")
     for prediction in predictions:
-        failed += prediction.error is not None
+        done.add(prediction)
         if as_json:
-            typer.echo(json.dumps(vars(prediction)))
+            several = prediction.labels is not None
+            typer.echo(
+                json.dumps({name: value for name, value in vars(prediction).items() if several or name != "labels"})
+            )
             continue
         if prediction.error is not None:
-            errors.print(plain(f"Cannot read {prediction.source}: {prediction.error}"), style="yellow", soft_wrap=True)
-        source = "\n".join(filter(None, (prediction.source, prediction.pair)))
-        for number, (name, score) in enumerate(prediction.classes):
-            table.add_row(plain(source if number == 0 else ""), plain(name), f"{score:.3f}")
-    if not as_json and table.row_count:
+            said = f"Cannot read {_short(prediction.source)}: {prediction.error}"
+            errors.print(plain(said), style="yellow", soft_wrap=True)
+        _add(table, prediction)
+        if done.number % PAGE == 0:
+            console.print(table)
+            table = Table("input", "class", "score")
+    if table.row_count:
         console.print(table)
-    return failed
+    return done
+
+
+def _add(table: Table, prediction: Prediction) -> None:
+    source = "\n".join(_short(text) for text in (prediction.source, prediction.pair) if text is not None)
+    for number, (name, score) in enumerate(prediction.classes):
+        has = " ✓" if name in (prediction.labels or ()) else ""
+        table.add_row(plain(source if number == 0 else ""), plain(name), f"{score:.3f}{has}")
+
+
+def _short(text: str) -> str:
+    """One line of a text, or a path, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
+
+
+def _write(output: Path, predictions: Iterable[Prediction], given: Given, top: int, config: Any, limit: int) -> Count:
+    """Write each input, as it was, with its classes and scores beside it."""
+    done, number = Count(), config.problem == "regression"
+    count = 1 if number else min(top, config.num_labels)
+    new = [name for rank in range(1, count + 1) for name in _names(rank)]
+    several = ["labels"] if config.problem == "multi_label_classification" else []
+    new = [*several, *(["predicted"] if number else new), "note"]
+    inputs = given.names or (["file"] if config.modality != "text" else ["text", *(["pair"] if given.pairs else [])])
+    rows: Iterator[Mapping[str, Any]] | None = None if given.rows is None else iter(given.rows)
+    with written_atomically(output) as opened:
+        keep = _writer(opened, output.suffix, [*(name for name in inputs if name not in new), *new])
+        for prediction in predictions:
+            done.add(prediction)
+            row = dict(zip(inputs, (prediction.source, prediction.pair))) if rows is None else next(rows)
+            keep({**row, **dict.fromkeys(new, ""), **_scores(prediction, number, limit)})
+    return done
+
+
+def _names(rank: int) -> tuple[str, str]:
+    return ("predicted", "score") if rank == 1 else (f"predicted_{rank}", f"score_{rank}")
+
+
+def _scores(prediction: Prediction, number: bool, limit: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"note": prediction.error or (f"cut at {limit} tokens" if prediction.cut else "")}
+    found |= {} if prediction.labels is None else {"labels": ";".join(prediction.labels)}
+    if number:
+        return found | dict(zip(["predicted"], [value for _, value in prediction.classes]))
+    for rank, (name, score) in enumerate(prediction.classes, 1):
+        found |= dict(zip(_names(rank), (name, round(score, 6))))
+    return found
+
+
+def _writer(opened: Any, suffix: str, names: list[str]) -> Any:
+    """A function that writes one row, by the ending of the file."""
+    if suffix == ".jsonl":
+        return lambda row: opened.write(json.dumps(row, ensure_ascii=False) + "\n")
+    form: dict[str, Any] = {"lineterminator": "\n", "delimiter": "\t" if suffix == ".tsv" else ","}
+    writer = csv.DictWriter(opened, names, **form)
+    writer.writeheader()
+    return writer.writerow

@@ -10,6 +10,7 @@ import typer
 
 from sot.cli.options import (
     DevOption,
+    EncodingOption,
     JsonOption,
     LabelOption,
     PairOption,
@@ -18,6 +19,7 @@ from sot.cli.options import (
     TextOption,
     console,
     progress,
+    refuse,
     text_data,
 )
 
@@ -26,21 +28,30 @@ def probe(
     model: Annotated[str, typer.Option(help="A timm name, a Hugging Face hub name, or a folder.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the tables, the picture and the best model.")],
     data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
-    heads: Annotated[str, typer.Option(help="all, or names such as class,class+gap,mgcrp.")] = "all",
+    heads: Annotated[str, typer.Option(help="all, or names such as sot,class+gap,mhc3,majority.")] = "all",
     task: TaskOption = None,
     dev: DevOption = None,
     text: TextOption = "sentence",
     pair: PairOption = None,
     label: LabelOption = "label",
+    fold_column: Annotated[
+        str | None, typer.Option(help="Column of a table of sounds: each fold is scored by heads fitted on the others.")
+    ] = None,
     regression: RegressionOption = False,
+    encoding: EncodingOption = None,
     max_length: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 128,
     train_samples: Annotated[int, typer.Option(help="Train on so many, drawn once; 0 is all.", min=0)] = 0,
     test_samples: Annotated[int, typer.Option(help="Score so many, drawn once; 0 is all.", min=0)] = 0,
-    seeds: Annotated[int, typer.Option(help="How many times each head is trained.", min=1)] = 3,
+    labels: Annotated[
+        str, typer.Option(help="Labels a class, drawn anew for every seed, such as 8,32,all; all is not drawn.")
+    ] = "all",
+    seeds: Annotated[
+        int | None, typer.Option(help="How many times each head is fitted; 10 with few labels, 3 with more.", min=1)
+    ] = None,
     representation: Annotated[
         int | None, typer.Option(help="Numbers that gcp and mgcrp make of the words, about; 1176 by default.", min=1)
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of each training.", min=1)] = 10,
+    epochs: Annotated[int, typer.Option(help="Epochs of each training, at least.", min=1)] = 10,
     pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
     weights: Annotated[Path | None, typer.Option(help="File of weights for a timm name instead.")] = None,
     img_size: Annotated[int | None, typer.Option(help="Build a timm model for pictures of this size.", min=1)] = None,
@@ -58,33 +69,52 @@ def probe(
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
+    counts = _labels(labels)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
     with thread_count(threads):
         opened = probing.open_backbone(backbone)
-        if opened.config.modality == "image":
+        kind = {"image": "images", "audio": "sounds"}.get(opened.config.modality)
+        refuse("--fold-column is for tables of sounds", {"--fold-column": kind != "sounds" and fold_column is not None})
+        if kind is not None:
             if data is None:
-                raise ValueError(f"{model} is a model for images: it needs --data")
-            _refuse_texts(model, {"--task": task, "--dev": dev, "--pair": pair, "--regression": regression})
-            subject = probing.read_images(opened, data, parts)
+                raise ValueError(f"{model} is a model for {kind}: it needs --data")
+            given = {"--task": task, "--dev": dev, "--pair": pair, "--regression": regression, "--encoding": encoding}
+            _refuse_texts(model, kind, given)
+            subject = (
+                probing.read_images(opened, data, parts)
+                if kind == "images"
+                else probing.read_sounds(opened, data, parts, label, fold_column)
+            )
         else:
-            texts, name = text_data(task, data, dev, (text, pair, label), regression=regression)
+            texts, name = text_data(task, data, dev, (text, pair, label), regression=regression, encoding=encoding)
             subject = probing.read_texts(opened, texts, name, max_length, parts)
         budget = probing.Budget(epochs=epochs)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
-        options["representation"] = representation
+        options |= {"representation": representation, "labels": counts}
         comparison = probing.compare_heads(opened, backbone.title, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
         return
     console.print(comparison.table())
-    console.print(f"Best model: {out / 'best'}. Picture: {out / 'probe.png'}.", soft_wrap=True)
+    best = "" if comparison.best is None else f"Best model: {out / 'best'}. "
+    console.print(f"{best}Picture: {out / 'probe.png'}.", soft_wrap=True)
 
 
-def _refuse_texts(model: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for an option of texts that was given with a model for images."""
+def _labels(text: str) -> list[int | None]:
+    """Numbers of labels in order, all of them last."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    wrong = [part for part in parts if part != "all" and not (part.isdecimal() and int(part) >= 2)]
+    if wrong or not parts:
+        raise ValueError(f"--labels takes numbers from 2 on, or all, with commas between them; got {text!r}")
+    numbers: list[int | None] = [*sorted({int(part) for part in parts if part != "all"})]
+    return numbers + ([None] if "all" in parts else [])
+
+
+def _refuse_texts(model: str, kind: str, options: dict[str, Any]) -> None:
+    """Raise ValueError for an option of texts that was given with a model for something else."""
     for option, given in options.items():
         if given not in (None, False):
             shown = option if given is True else f"{option} {given}"
-            raise ValueError(f"{shown} is for texts, and {model} is a model for images")
+            raise ValueError(f"{shown} is for texts, and {model} is a model for {kind}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sot.cli.options import SetOption, WorkersOption, console, errors, is_first_process, progress
-from sot.files import rich_table
+from sot.files import check_folder, rich_table
 
 if TYPE_CHECKING:
     from sot.paper.work import Store, Unit, Where
@@ -45,6 +45,7 @@ def reproduce(
     from sot.paper.table import choose_rows, choose_tasks, load_table
     from sot.paper.work import Store, Where, plan
     from sot.training.run import show_bars_on_terminals_only
+    from sot.training.run_folder import only_processes
 
     chosen = load_table(table, preset, settings or [])
     wanted = choose_tasks(choose_rows(chosen, rows), tasks)
@@ -54,14 +55,16 @@ def reproduce(
     if dry_run:
         _show_costs(units, store, where)
         return
-    for folder in merge or []:
-        console.print(f"{store.merge(folder)} results taken from {folder}.", soft_wrap=True)
     show_bars_on_terminals_only()
-    if not report_only:
-        _train(units, store, where, workers, threads)
-    found = collect(chosen, units, store)
-    if is_first_process():
-        write_report(chosen, found, out)
+    check_folder(out)
+    with only_processes(out):
+        for folder in merge or []:
+            console.print(f"{store.merge(folder)} results taken from {folder}.", soft_wrap=True)
+        if not report_only:
+            _train(units, store, where, workers, threads)
+        found = collect(chosen, units, store)
+        if is_first_process():
+            write_report(chosen, found, out)
     console.print(as_table(chosen, found))
     console.print(f"As Markdown, CSV and picture: {out / f'table-{table}'}.*", soft_wrap=True)
 

@@ -1,8 +1,8 @@
-"""`sot train`: image classifiers."""
+"""`sot train`: classifiers of images and sounds."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,61 +10,120 @@ from sot.cli.options import (
     AccumulationOption,
     HeadOption,
     JsonOption,
+    LabelOption,
     LogOption,
+    MultiLabelOption,
     OutOption,
     OverwriteOption,
-    RecipeOption,
     ResumeOption,
+    SeparatorOption,
     SetOption,
     WorkersOption,
     check_log,
-    print_scores,
+    picture_columns,
     read_recipe,
+    read_tags,
+)
+from sot.cli.runs import (
+    BalanceOption,
+    ChosenRecipeOption,
+    FoldsOption,
+    FreezeOption,
+    LoraOption,
+    MetricOption,
+    PatienceOption,
+    WeightsOption,
+    check_run,
+    own_head,
+    run,
+    run_settings,
+    say,
 )
 
 
 def train(
     model: Annotated[
         str,
-        typer.Option(help="A timm name (sot_tiny, …), or a Hugging Face vision model: hub name or folder."),
+        typer.Option(help="A timm name (sot_tiny, …), a Hugging Face vision or audio model, or the folder of a run."),
     ],
     data: Annotated[
         str,
-        typer.Option(help="digits, a folder, a .tar file, torch/NAME@FOLDER, hfds/NAME, hfids/NAME, wds/NAME@FOLDER."),
+        typer.Option(
+            help="digits, tones, a folder, a .tar file, a table, torch/NAME@DIR, hfds/NAME, hfids/NAME, wds/NAME@DIR."
+        ),
     ],
     out: OutOption,
-    recipe: RecipeOption = "digits",
+    label: LabelOption = "label",
+    multi_label: MultiLabelOption = False,
+    separator: SeparatorOption = None,
+    recipe: ChosenRecipeOption = None,
     head: HeadOption = None,
     settings: SetOption = None,
+    metric: MetricOption = None,
+    patience: PatienceOption = None,
+    balance: BalanceOption = False,
+    folds: FoldsOption = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Start from a name's published weights, whatever the recipe.")
+    ] = False,
+    weights: WeightsOption = None,
+    freeze: FreezeOption = False,
+    lora: LoraOption = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse pictures or sounds that cannot be read.")] = False,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
-    pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Start from a name's published weights; a folder's are always read.")
-    ] = False,
     workers: WorkersOption = 0,
     accumulation: AccumulationOption = 1,
     log: LogOption = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Train an image classifier by a recipe."""
+    """Train a classifier of images or sounds by a recipe that fits the data and whether the model has weights."""
     report_to = check_log(log)
-    chosen, parsed = read_recipe(recipe, [*_own_size(model, recipe), *(settings or [])], head, "image")
+    check_run(out, resume, overwrite, weights)
+    sounds = _check_data(data)
+    wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
+    recipe = recipe or ("sounds" if sounds else None)
+    name, why, has_weights = _chosen(model, data, recipe, wanted, weights is not None)
+    own = [] if sounds else _own_size(model, name)
+    chosen, parsed = read_recipe(name, [*own, *wanted], head, "audio" if sounds else "image")
+    parsed = own_head(model, head, parsed)
+    columns = picture_columns(data, label, read_tags(label, multi_label, separator))
+    from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
+    from sot.training.train_sounds import train_sounds
 
-    metrics = train_images(
-        model,
-        data,
-        out,
-        chosen,
-        parsed,
-        resume=resume,
-        overwrite=overwrite,
-        pretrained=pretrained,
-        workers=workers,
-        accumulation=accumulation,
-        report_to=report_to,
-    )
-    print_scores(metrics, as_json, f"{model} on {data}, in {out}")
+    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "weights": weights, "strict": strict}
+    options |= {"workers": workers, "accumulation": accumulation, "report_to": report_to}
+    options |= {"pretrained": pretrained or has_weights or sounds, "chosen": why, "say": say, "columns": columns}
+    identity: dict[str, Any] = {"command": "train", "model": full_name(model), "data": full_name(data)}
+    identity["head"] = None if parsed is None else parsed.to_dict()
+
+    def start(folder: Any, **how: Any) -> dict[str, float]:
+        return (train_sounds if sounds else train_images)(model, data, folder, chosen, parsed, **how)
+
+    run(start, out, folds, chosen, identity, options, f"{model} on {data}", as_json)
+
+
+def _check_data(data: str) -> bool:
+    """Whether the data are sounds; what is neither that nor pictures is refused."""
+    from sot.data.spec import check_pictures, holds_sounds
+
+    if holds_sounds(data):
+        return True
+    check_pictures(data)
+    return False
+
+
+def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weights: bool) -> tuple[str, str, bool]:
+    """Name of the recipe, the same with why it was chosen, and whether it starts from published weights."""
+    from sot.training.recipe import check_settings
+
+    check_settings(recipe or "finetune", settings)
+    from sot.training.choice import FINETUNE, choose_recipe, has_weights
+
+    name, why = (recipe, "") if recipe is not None else choose_recipe(model, data, weights)
+    published = name == FINETUNE and not weights and has_weights(model)
+    return name, f"{name} ({why})" if why else name, published
 
 
 def _own_size(model: str, recipe: str) -> list[str]:

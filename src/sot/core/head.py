@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sot.core.attention import AttentionPool, EfficientProbing
 from sot.core.checks import check_positive
 from sot.core.head_config import HeadConfig as HeadConfig
 from sot.core.packed import Packed
-from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool, Pool
+from sot.core.plugins import POOLS as POOLS
+from sot.core.plugins import built_by
+from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool
+from sot.ops.linear import linear
+from sot.ops.precision import is_autocast
 
 
 def _norm_settings(config: HeadConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("norm", "exponent", "num_values", "num_iterations", "center")}
 
 
-POOLS: dict[str, Callable[[int, HeadConfig], Pool]] = {
-    "mgcrp": lambda dim, c: CrossCovariancePool(dim, c.heads, c.left_dim, c.right_dim, **_norm_settings(c)),
-    "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_norm_settings(c)),
-    "gap": lambda dim, c: AveragePool(dim),
-    "max": lambda dim, c: MaxPool(dim),
-    "attn": lambda dim, c: AttentionPool(dim, num_heads=math.gcd(dim, 8)),
-    "ep": lambda dim, c: EfficientProbing(dim, c.num_queries),
-}
+POOLS.update(
+    {
+        "mgcrp": lambda dim, c: CrossCovariancePool(dim, c.heads, c.left_dim, c.right_dim, **_norm_settings(c)),
+        "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_norm_settings(c)),
+        "gap": lambda dim, c: AveragePool(dim),
+        "max": lambda dim, c: MaxPool(dim),
+        "attn": built_by("sot.pools.attention:attention_pool"),
+        "ep": built_by("sot.pools.attention:efficient_probing"),
+        "mhc3": built_by("sot.pools.moments:moment_probing"),
+    }
+)
 
 
 class SecondOrderHead(nn.Module):
@@ -37,16 +43,20 @@ class SecondOrderHead(nn.Module):
     With `num_classes` 0, or `pre_logits=True`, the output is the representation that the linear layers read,
     `num_features` wide: the class token first, then the pooled words. A part the fusion does not use may be None.
     Words without padding may come as `Packed`. With `with_branches=True` the output is `(logits, branches)`: the logits
-    of each of `num_branches` classifiers, as `loss` takes them.
+    of each of `num_branches` classifiers, as `loss` takes them. `accelerated`, which `sot.accelerate` sets, allows it
+    not to call its linear layers where it knows a faster product.
     """
+
+    accelerated = False
 
     def __init__(self, dim: int, num_classes: int, config: HeadConfig | Mapping[str, Any] | None = None) -> None:
         super().__init__()
         check_positive(dim=dim)
         self.config = config if isinstance(config, HeadConfig) else HeadConfig.from_dict(config or {})
         self.dim, self.fusion = dim, self.config.fusion
-        self.pool = None if self.fusion == "class" else POOLS[self.config.pool](dim, self.config)
-        self.word_features = 0 if self.pool is None else self.pool.out_features
+        self.pool = None if self.fusion == "class" else POOLS.find(self.config.pool)(dim, self.config)
+        self.average = AveragePool(dim) if self.config.average else None
+        self.word_features = sum(0 if pool is None else pool.out_features for pool in (self.pool, self.average))
         self.norm = nn.LayerNorm(dim) if self.config.pre_norm else nn.Identity()
         self.widen: nn.Module = nn.Identity()
         self.class_features = 0 if self.fusion in ("word", "aggr_all") else self.config.class_width or dim
@@ -54,6 +64,8 @@ class SecondOrderHead(nn.Module):
             self.widen = nn.Linear(dim, self.config.class_width)
         self.num_features = self.class_features + self.word_features
         self.dropout = nn.Dropout(self.config.dropout)
+        self.class_weights: Tensor | None
+        self.register_buffer("class_weights", None, persistent=False)  # of the loss, where classes are to be balanced
         self.reset(num_classes)
         self.apply(init_linear)
 
@@ -116,7 +128,7 @@ class SecondOrderHead(nn.Module):
         if isinstance(word_tokens, Packed):
             packed = Packed(self.norm(word_tokens.tokens), word_tokens.starts)
             if self.fusion != "aggr_all":
-                return self.pool(packed)
+                return self._with_average(packed, None)
             words, mask = packed.padded()
         else:
             words = self.norm(word_tokens)
@@ -125,17 +137,29 @@ class SecondOrderHead(nn.Module):
             words = torch.cat([class_token.unsqueeze(1), words], dim=1)
             if mask is not None:
                 mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
-        return self.pool(words, mask)
+        return self._with_average(words, mask)
+
+    def _with_average(self, words: Tensor | Packed, mask: Tensor | None) -> Tensor:
+        """What the pooling makes of the words, and their mean after it if that is wanted."""
+        assert self.pool is not None
+        pooled: Tensor = self.pool(words, mask)
+        return pooled if self.average is None else torch.cat([pooled, self.average(words, mask)], dim=1)
 
     def branches(self, class_part: Tensor, word_part: Tensor) -> list[Tensor]:
         """Logits of each classifier: two for late fusion, one for the others."""
         if self.fusion == "late":
-            return [self.class_linear(class_part), self.word_linear(word_part)]
+            return [self._classify(self.class_linear, class_part), self._classify(self.word_linear, word_part)]
         if self.fusion == "sum":
-            return [self.class_linear(class_part) + self.word_linear(word_part)]
+            return [self._classify(self.class_linear, class_part) + self._classify(self.word_linear, word_part)]
         if self.fusion == "class":
-            return [self.class_linear(class_part)]
-        return [self.word_linear(torch.cat([class_part, word_part], dim=1))]
+            return [self._classify(self.class_linear, class_part)]
+        return [self._classify(self.word_linear, torch.cat([class_part, word_part], dim=1))]
+
+    def _classify(self, layer: nn.Module, rows: Tensor) -> Tensor:
+        if self.accelerated and type(layer) is nn.Linear and not is_autocast(rows):
+            return linear(rows, layer.weight, layer.bias)
+        logits: Tensor = layer(rows)
+        return logits
 
     def merge(self, branches: list[Tensor]) -> Tensor:
         """The logits themselves, or for two branches the log of their mean probability, so that softmax is right."""
@@ -146,7 +170,8 @@ class SecondOrderHead(nn.Module):
 
     def loss(self, branches: list[Tensor], target: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """Sum of the cross-entropies of the branches; `target` holds class indices or probabilities."""
-        losses = [F.cross_entropy(branch, target, label_smoothing=label_smoothing) for branch in branches]
+        how: dict[str, Any] = {"weight": self.class_weights, "label_smoothing": label_smoothing}
+        losses = [F.cross_entropy(branch, target, **how) for branch in branches]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _check(self, class_token: Tensor | None, word_tokens: Tensor | Packed | None) -> None:

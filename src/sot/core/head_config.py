@@ -9,10 +9,21 @@ from enum import Enum
 from typing import Any
 
 from sot.core.checks import check_bool, check_exponent, check_positive, is_number
-from sot.core.fusion import Fusion
 from sot.core.normalizers import NORMS
+from sot.core.plugins import POOLS
 
-POOL_NAMES = ("mgcrp", "gcp", "gap", "max", "attn", "ep")
+
+class Fusion(str, Enum):
+    """How the class token and the pooled words make one prediction; the values are the paper's names."""
+
+    SUM = "sum"  # FC(z₀) + FC(pool(Z))
+    CONCAT = "concat"  # FC([z₀, pool(Z)])
+    AGGR_ALL = "aggr_all"  # FC(pool([z₀, Z]))
+    LATE = "late"  # softmax(FC(z₀)) + softmax(FC(pool(Z)))
+    CLASS = "class"  # FC(z₀): the conventional head
+    WORD = "word"  # FC(pool(Z)): for models without a class token
+
+
 PAPER_NORMS = {"mgcrp": "svpn_fast", "gcp": "isqrt"}
 PAPER_EXPONENT, DEFAULT_EXPONENT = 0.5, 0.25  # the latter scores higher with the exact norm, see docs/results.md
 SIZES = {"left_dim": 14, "right_dim": 14, "reduced_dim": 48}
@@ -46,8 +57,8 @@ class HeadConfig:
     None means not set. The default normalises exactly (`norm="svpn"`, `exponent=0.25`); `gcp` takes `isqrt`. If you set
     `norm`, `exponent` defaults to 0.5. `num_values` or `num_iterations` alone ask for `svpn_fast`.
     `representation_size` chooses `left_dim = right_dim` (or `reduced_dim`) so that the pooled vector comes close to it.
-    `class_width` widens the class token of the `class` fusion. `pre_norm` puts a LayerNorm before all else, for tokens
-    that come without one; None leaves that to whoever knows the tokens.
+    `average` puts the mean of the words beside what the pooling makes of them. `class_width` widens the class token of
+    the `class` fusion. `pre_norm` puts a LayerNorm before all else; None leaves that to whoever knows the tokens.
     """
 
     pool: str = "mgcrp"
@@ -63,15 +74,17 @@ class HeadConfig:
     reduced_dim: int = UNSET
     num_queries: int | None = None
     representation_size: int | None = None
+    average: bool = False
     class_width: int | None = None
     pre_norm: bool | None = None
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fusion", _choice("fusion", self.fusion, [f.value for f in Fusion]))
-        _choice("pool", self.pool, list(POOL_NAMES))
+        if self.pool not in POOLS.own:
+            POOLS.find(self.pool)
         if self.norm is not None:
-            _choice("norm", self.norm, list(NORMS))
+            NORMS.find(self.norm)
         self._refuse_foreign()
         for name, value in self._missing().items():
             if getattr(self, name) is None:
@@ -113,11 +126,13 @@ class HeadConfig:
         check_exponent(self.exponent)
         if not is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout!r}")
-        check_bool(center=self.center, pre_norm=False if self.pre_norm is None else self.pre_norm)
+        check_bool(center=self.center, average=self.average, pre_norm=False if self.pre_norm is None else self.pre_norm)
         check_positive(heads=self.heads, num_values=self.num_values, **{name: getattr(self, name) for name in SIZES})
         for name in ("num_iterations", "num_queries", "class_width"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
+        if self.average and self.fusion == Fusion.CLASS.value:
+            raise ValueError("average is of the words, which the fusion 'class' does not read")
         if self.class_width is not None and self.fusion != Fusion.CLASS.value:
             raise ValueError(f"class_width widens the class fusion only, got it with fusion {self.fusion!r}")
 
@@ -197,11 +212,11 @@ def _asks_for_fast(values: Mapping[str, Any]) -> bool:
 
 def _obstacle(name: str, values: Mapping[str, Any]) -> str | None:
     """Why a setting has no effect beside these, or None; the class token alone takes any."""
-    if values.get("fusion") == "class":
+    if values.get("fusion") == "class" or POOLS.is_foreign(values.get("pool", "mgcrp")):
         return None
     for kind, got in (("pool", values.get("pool", "mgcrp")), ("norm", _norm_of(values))):
         accepted = USED_BY[kind].get(name)
-        if accepted and got not in accepted:
+        if accepted and got not in accepted and not (kind == "norm" and NORMS.is_foreign(got)):
             *others, last = accepted
             names = f"{', '.join(others)} and {last}" if others else last
             return f"{names} only, got {kind} {got!r}"

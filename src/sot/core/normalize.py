@@ -8,7 +8,6 @@ neighbours alone.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sot.core.checks import check_exponent, check_matrix, check_positive
@@ -17,6 +16,7 @@ from sot.ops.precision import at_least_float32
 from sot.ops.svpn import svpn
 from sot.ops.svpn_fast import svpn_fast
 
+ZERO_SCALE = 1e-5  # of elements that epn takes for zero: of a blank picture, centred, rounding leaves some 1e-13
 SLOPE_EPS = 1e-5  # below this share of λ₁ a singular value counts as zero for the gradient: docs/normalization.md
 
 
@@ -76,9 +76,17 @@ def matrix_square_root(spd: Tensor, num_iterations: int = 5) -> Tensor:
 
 
 def element_power_norm(matrix: Tensor, exponent: float = 0.5, eps: float = 1e-6) -> Tensor:
-    """Signed power of each element, then each matrix divided by its Frobenius norm; smooth within `eps` of zero."""
+    """Signed power of each element, then each matrix divided by its Frobenius norm.
+
+    Smooth within `eps` of the largest element from zero. A matrix whose largest element is far below `ZERO_SCALE` is
+    rounding, not signal: it fades to zero, as does its gradient, which never exceeds `eps^(α-1) / ZERO_SCALE`.
+    """
     check_matrix(matrix)
     check_exponent(exponent)
     full = at_least_float32(matrix)
-    powered = full * (full.square() + eps**2).pow((exponent - 1) / 2)
-    return F.normalize(powered.flatten(-2), dim=-1).view_as(full).to(matrix.dtype)
+    largest = full.abs().amax((-2, -1), keepdim=True)
+    unit = full / largest.clamp_min(1e-30)  # within ±1, so that squares neither overflow nor vanish
+    powered = unit * (unit.square() + eps**2).pow((exponent - 1) / 2)
+    length = torch.linalg.vector_norm(powered, dim=(-2, -1), keepdim=True).clamp_min(0.5)  # at least 1 but for zeros
+    signal = (largest / ZERO_SCALE).clamp_max(1e9).square()
+    return (powered / length * (signal / (1 + signal))).to(matrix.dtype)

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from sot.core import normalize
 from sot.core.checks import check_exponent, check_positive
+from sot.core.plugins import Choices
 from sot.ops.svpn.export import former_power
+
+LARGE = 1e15  # its square fits float32
 
 
 class _PowerNorm(nn.Module):
@@ -92,6 +95,8 @@ class RowLayerNorm(nn.LayerNorm):
 
     def forward(self, matrix: Tensor) -> Tensor:
         weight, bias = self.weight.to(matrix.dtype), self.bias.to(matrix.dtype)
+        largest = matrix.abs().amax(-1, keepdim=True)
+        matrix = matrix / (largest / LARGE).clamp_min(1)  # else its variance overflows
         return F.layer_norm(matrix, self.normalized_shape, weight, bias, self.eps)
 
 
@@ -124,7 +129,7 @@ class NormSettings:
     num_iterations: int | None = None
 
 
-NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
+OWN_NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "svpn": lambda s: SingularValuePowerNorm(s.exponent),
     "svpn_fast": lambda s: FastSingularValuePowerNorm(
         s.right_dim, s.exponent, s.num_values, 1 if s.num_iterations is None else s.num_iterations
@@ -137,16 +142,17 @@ NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "scale": lambda s: LearnedScale(s.right_dim),
     "none": lambda s: nn.Identity(),
 }
+NORMS: Choices[Callable[[NormSettings], nn.Module]] = Choices("norm", OWN_NORMS)
+NORMS.update(OWN_NORMS)
 SYMMETRIC_ONLY = frozenset({"mpn", "isqrt"})  # defined for covariances, not for cross-covariances
 
 
 def build_norm(name: str, settings: NormSettings) -> nn.Module:
     """The normalisation registered under `name` for matrices `(left_dim, right_dim)`."""
-    if name not in NORMS:
-        raise ValueError(f"unknown norm {name!r}; accepted: {', '.join(NORMS)}")
+    build = NORMS.find(name)
     check_positive(left_dim=settings.left_dim, right_dim=settings.right_dim, num_values=settings.num_values)
     check_exponent(settings.exponent)
     smaller = min(settings.left_dim, settings.right_dim)
     if settings.num_values > smaller:
         raise ValueError(f"num_values must be at most min(left_dim, right_dim) = {smaller}, got {settings.num_values}")
-    return NORMS[name](settings)
+    return build(settings)

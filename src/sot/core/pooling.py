@@ -33,7 +33,7 @@ def check_tokens(tokens: Tensor, mask: Tensor | None, dim: int) -> None:
 def keep(tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Tokens with the masked ones set to zero, and how many are kept per sample, `(batch, 1)` float32, at least 1."""
     if mask is None:
-        return tokens, torch.ones(tokens.shape[:2], device=tokens.device).sum(1, keepdim=True)
+        return tokens, torch.full((tokens.shape[0], 1), tokens.shape[1], dtype=torch.float32, device=tokens.device)
     dropped = mask == 0
     count = (~dropped).float().sum(1, keepdim=True).clamp_min(1)
     return tokens.masked_fill(dropped.unsqueeze(-1), 0), count
@@ -114,6 +114,10 @@ class CrossCovariancePool(Pool):
         self.heads, self.left_dim, self.right_dim, self.center = heads, left_dim, right_dim, center
         self.projection = nn.Linear(dim, heads * (left_dim + right_dim), bias=False)  # all Wᵢ, then all Rᵢ
         self.norm = build_norm(norm, NormSettings(left_dim, right_dim, exponent, num_values, num_iterations))
+
+    def can_skip(self, linear: nn.Module, tokens: Tensor) -> bool:
+        """Not in half precision: products of tokens overflow it."""
+        return at_least_float32(tokens).dtype == tokens.dtype and super().can_skip(linear, tokens)
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
         if self.can_skip(self.projection, tokens) and not (self.center and mask is not None):

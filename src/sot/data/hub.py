@@ -14,7 +14,8 @@ from typing import Any
 from PIL import Image
 
 from sot.data.pictures import to_rgb
-from sot.data.sources import ImageData, Pictures, Stream, choose_split, random_split
+from sot.data.sources import ImageData, Pictures, Stream, choose_split, divided
+from sot.data.splits import Split
 from sot.extras import need
 
 SHUFFLE_BUFFER = 4096
@@ -48,6 +49,11 @@ class _Rows:
         row = self.dataset[index]
         return row[self.columns[0]], row[self.columns[1]]
 
+    @property
+    def targets(self) -> list[int]:
+        """The class numbers alone."""
+        return list(self.dataset[self.columns[1]])
+
 
 class HubStream(Stream):
     """One split, read from where it lies and never stored."""
@@ -65,10 +71,10 @@ class HubStream(Stream):
             yield to_rgb(row[self.columns[0]]), int(row[self.columns[1]])
 
 
-def hub_images(spec: str, seed: int, val_share: float) -> ImageData:
+def hub_images(spec: str, split: Split) -> ImageData:
     """`hfds/NAME`; without a split to validate on, the one to train on is split."""
     splits = load_splits(spec)
-    train = choose_split(spec, splits, "train", needed=val_share < 1)
+    train = choose_split(spec, splits, "train", needed=split.val_share < 1)
     val = choose_split(spec, splits, "val", needed=train is None)
     first = splits[str(train or val)]
     columns, labels = _columns(spec, first)
@@ -76,7 +82,7 @@ def hub_images(spec: str, seed: int, val_share: float) -> ImageData:
         labels = [str(number) for number in range(1 + max(first.unique(columns[1])))]
     sources = {name: Pictures(_Rows(splits[name], columns)) for name in (train, val) if name is not None}
     if train is None or val is None:
-        return random_split(sources[str(train or val)], labels, seed, val_share)
+        return divided(sources[str(train or val)], labels, split)
     return ImageData(sources[train], sources[val], labels)
 
 

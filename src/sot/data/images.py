@@ -23,35 +23,56 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from sot.data.hub import hub_images, hub_streams
+from sot.data.picture_tables import picture_table
+from sot.data.pictures import check_file
 from sot.data.shards import shard_images
-from sot.data.sources import ImageData, Stream, digits, file_name, folder, tar_file, torch_set
+from sot.data.sources import ImageData, Stream, Subset, digits, file_name, folder, tar_file, torch_set
+from sot.data.spec import check_pictures
+from sot.data.splits import Split
+from sot.data.tags import PictureColumns, is_picture_table
+from sot.errors import SettingError
 
 logger = logging.getLogger("sot")
-MAX_BAD_SHARE = 0.01
+MAX_BAD_SHARE = 0.5
+QUICKLY_CHECKED = 20_000  # pictures whose first bytes are read in seconds
 LEFT_OUT = -100  # the label that torch's cross-entropy passes over
 
 
-def load_images(spec: str, seed: int = 0, val_share: float = 0.2) -> ImageData:
-    """`digits`, a folder, a .tar file, `torch/NAME@FOLDER`, `hfds/NAME`, `hfids/NAME` or `wds/NAME@FOLDER`.
+def load_images(
+    spec: str,
+    seed: int = 0,
+    val_share: float = 0.2,
+    columns: PictureColumns | None = None,
+    *,
+    stratified: bool = False,
+    fold: tuple[int, int] | None = None,
+) -> ImageData:
+    """`digits`, a folder, a .tar file, a table, `torch/NAME@FOLDER`, `hfds/NAME`, `hfids/NAME` or `wds/NAME@FOLDER`.
 
-    What comes in one piece is split by the seed; `val_share` 1 keeps all of it to evaluate on.
+    What comes in one piece is split as `Split` says; `val_share` 1 keeps all of it to evaluate on. `columns` are a
+    table's.
     """
+    data = _open(spec, Split(seed, val_share, stratified, fold), columns)
+    if fold is not None and not isinstance(data.train, Subset):
+        raise SettingError("{folds} divides data that comes in one piece, and {} has a part of its own", spec)
+    return data
+
+
+def _open(spec: str, split: Split, columns: PictureColumns | None) -> ImageData:
+    check_pictures(spec)
     if spec == "digits":
-        return digits(seed, val_share)
+        return digits(split)
+    if is_picture_table(spec):
+        return picture_table(Path(spec), columns or PictureColumns(), split)
     path = Path(spec)
     if spec and path.is_dir():  # the path of no name is the current folder
-        return folder(path, seed, val_share)
+        return folder(path, split)
     if path.is_file() and path.suffix == ".tar":
-        return tar_file(path, seed, val_share)
-    kind, _, rest = spec.partition("/")
-    if rest and kind in ("hfds", "hfids"):
-        return hub_images(spec, seed, val_share) if kind == "hfds" else hub_streams(spec, val_share == 1)
-    name, _, root = spec.partition("@")
-    if rest and kind in ("torch", "wds"):
-        return torch_set(name, root) if kind == "torch" else shard_images(name, root, val_share == 1)
-    raise ValueError(
-        f"unknown data {spec!r}; accepted: digits, a folder, a .tar file, torch/…@FOLDER, hfds/…, hfids/…, wds/…@FOLDER"
-    )
+        return tar_file(path, split)
+    kind, (name, _, root) = spec.partition("/")[0], spec.partition("@")
+    if kind in ("hfds", "hfids"):
+        return hub_images(spec, split) if kind == "hfds" else hub_streams(spec, split.val_share == 1)
+    return torch_set(name, root) if kind == "torch" else shard_images(name, root, split.val_share == 1)
 
 
 def make_seed(*key: int) -> int:
@@ -90,11 +111,18 @@ class _Transformed:
         """What Trainer reads of a picture."""
         with seeded(self.seed, self.epoch, index):
             pixels = self.transform(image)
-        return {"pixel_values": pixels, "labels": int(label), "index": index, "epoch": self.epoch}
+        return {
+            "pixel_values": pixels,
+            "labels": label if isinstance(label, tuple) else int(label),
+            "index": index,
+            "epoch": self.epoch,
+        }
 
 
 class ImageSet(_Transformed, Dataset[dict[str, Any]]):
     """What Trainer reads: transformed pictures; a picture that cannot be read is named and the next one served."""
+
+    noun = "Picture"
 
     def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
         super().__init__(source, transform, seed)
@@ -110,20 +138,51 @@ class ImageSet(_Transformed, Dataset[dict[str, Any]]):
         position = index
         while True:
             try:
-                item: tuple[Image.Image, int] = self.source[position]
-                return item
+                return self.load(position)
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 self._count(position, error)
                 position = (position + 1) % len(self.source)
+
+    def load(self, position: int) -> tuple[Image.Image, int]:
+        """A picture and its label."""
+        item: tuple[Image.Image, int] = self.source[position]
+        return item
 
     def _count(self, position: int, error: Exception) -> None:
         if position in self.bad:
             return
         self.bad.add(position)
-        logger.warning("Picture %s is left out: %s", file_name(self.source, position), error)
+        logger.warning("%s %s is left out: %s", self.noun, file_name(self.source, position), error)
         if len(self.bad) > MAX_BAD_SHARE * len(self.source):
             names = ", ".join(file_name(self.source, bad) for bad in sorted(self.bad)[:5])
-            raise ValueError(f"{len(self.bad)} of {len(self.source)} pictures cannot be read, more than 1 %: {names}")
+            count, nouns = len(self.source), f"{self.noun.lower()}s"
+            raise ValueError(f"{len(self.bad)} of {count} {nouns} cannot be read, more than half: {names}")
+
+
+def without_unreadable(source: Any, strict: bool, read: Any = None, noun: str = "pictures") -> tuple[Any, list[str]]:
+    """A source without the pictures that cannot be read, and what is wrong with each of those.
+
+    Files are opened and not decoded, if they are not too many; `strict` decodes every picture and refuses bad ones.
+    Others than pictures have a `read` of their own, for both.
+    """
+    if isinstance(source, Stream) or not (strict or len(source) <= QUICKLY_CHECKED):
+        return source, []
+    found = {}
+    for index in range(len(source)):
+        try:
+            if read is not None:
+                read(source[index][0])
+            else:
+                source[index] if strict else check_file(file_name(source, index))
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            found[index] = f"{file_name(source, index)}: {getattr(error, 'reason', error)}"
+    if strict and found:
+        raise SettingError("{strict}: {} {} cannot be read: {}", len(found), noun, "; ".join([*found.values()][:5]))
+    if len(found) > MAX_BAD_SHARE * len(source):
+        said = "; ".join([*found.values()][:5])
+        raise ValueError(f"{len(found)} of {len(source)} {noun} cannot be read, more than half: {said}")
+    good = [index for index in range(len(source)) if index not in found]
+    return (Subset(source, good) if found else source), [*found.values()]
 
 
 class EvaluationSet(ImageSet):
@@ -131,7 +190,8 @@ class EvaluationSet(ImageSet):
 
     def _read(self, index: int) -> tuple[Image.Image, int]:
         image, label = super()._read(index)
-        return image, LEFT_OUT if index in self.bad else label
+        nothing: Any = (float(LEFT_OUT),) * len(label) if isinstance(label, tuple) else LEFT_OUT
+        return image, nothing if index in self.bad else label
 
 
 class ImageStream(_Transformed, IterableDataset[dict[str, Any]]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +21,16 @@ MAX_RATIO = 200  # of the sides: the shorter is enlarged to the model's, and the
 
 def open_picture(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The picture in a file as `to_rgb` has it, or ValueError saying what is wrong; too large ones are not decoded."""
+    return _open(source, max_pixels, to_rgb)
+
+
+def check_file(name: str) -> None:
+    """Raise as `open_picture` does for a file that is no picture, without decoding it; names of no files are passed."""
+    if Path(name).is_file():
+        _open(name, MAX_PIXELS, lambda picture: picture)
+
+
+def _open(source: str | Path | BinaryIO, max_pixels: int, read: Callable[[Image.Image], Image.Image]) -> Image.Image:
     file = Path(source) if isinstance(source, str | Path) else None
     if file is not None and not file.is_file():
         raise FileNotFoundError(f"no such picture: {file}")
@@ -34,11 +45,19 @@ def open_picture(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) ->
                     raise ValueError(
                         f"it has {width}×{height} pixels, and sides of at most {MAX_RATIO} to 1 are accepted"
                     )
-                return to_rgb(picture)
+                return read(picture)
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "it is no picture that can be read" if unknown else one_line(error)
         raise PictureError("the picture" if file is None else file.name, reason) from error
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The files in a folder that are called like pictures, however deep, in order; what is hidden is left out."""
+    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+    places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
+    shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
+    return [file for file in shown if file.suffix.lower() in suffixes and file.is_file()]
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

@@ -7,7 +7,7 @@ import os
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key
 
 from sot.data.pictures import FORMATS, open_picture, to_rgb
+from sot.data.splits import Split
 
 logger = logging.getLogger("sot")
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
@@ -28,11 +29,15 @@ PURPOSES = {"train": "train", "val": "validate"}
 
 @dataclass
 class ImageData:
-    """Pictures `(image, class number)` to train on and to validate on, and the names of the classes."""
+    """Pictures `(image, class number)` to train on and to validate on, and the names of the classes.
+
+    Where a picture may have several classes, `multi_label`, it comes with a target for each instead of a number.
+    """
 
     train: Sequence[tuple[Image.Image, int]] | Any
     val: Sequence[tuple[Image.Image, int]] | Any
     labels: list[str]
+    multi_label: bool = False
 
 
 class Stream(ABC):
@@ -78,15 +83,19 @@ def file_name(source: Any, index: int) -> str:
 class Pictures:
     """Pictures in RGB from items `(picture or file, class number)`; unlike timm's, nothing is skipped in silence."""
 
+    noun = "pictures"
+    suffixes = frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS)
+
     def __init__(self, items: Any) -> None:
         self.items = items
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+    def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
         picture, label = self.items[index]
-        return to_rgb(picture) if isinstance(picture, Image.Image) else open_picture(picture), int(label)
+        label = label if isinstance(label, tuple) else int(label)  # targets, where a picture may have several labels
+        return to_rgb(picture) if isinstance(picture, Image.Image) else open_picture(picture), label
 
     def filename(self, index: int) -> str:
         """Path of a picture, where the items have one."""
@@ -124,40 +133,56 @@ def part_of(source: Any, samples: int) -> Any:
     return Subset(source, drawn(len(source), samples))
 
 
-def random_split(source: Any, labels: list[str], seed: int, val_share: float) -> ImageData:
-    """A share of the pictures to validate on, drawn by the seed; a share of 1 leaves none to train on."""
-    order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed)).tolist()
-    num_val = max(1, round(len(order) * val_share))
-    if num_val >= len(order) and val_share < 1:
-        raise ValueError(f"{len(order)} pictures are too few to split into training and validation")
-    return ImageData(Subset(source, order[num_val:]), Subset(source, order[:num_val]), labels)
+def class_numbers(source: Any, decode: bool = False) -> list[Any] | None:
+    """The class, or targets, of every picture; None where the source keeps no list of them, unless it may `decode`."""
+    if isinstance(source, Subset):
+        numbers = class_numbers(source.source, decode)
+        return None if numbers is None else [numbers[index] for index in source.indices]
+    if isinstance(source, Pictures):
+        return class_numbers(source.items, decode)
+    known = next((getattr(source, name) for name in ("targets", "labels", "_labels") if hasattr(source, name)), None)
+    if known is not None and len(known) == len(source):
+        return [int(label) for label in known]
+    items = source if isinstance(source, list) else getattr(source, "samples", None)  # of torchvision's folders
+    if isinstance(items, list) and len(items) == len(source):
+        return [item[1] for item in items]
+    return [source[index][1] for index in range(len(source))] if decode else None
 
 
-def digits(seed: int, val_share: float) -> ImageData:
-    """scikit-learn's 1797 pictures of digits, 8 × 8."""
+def divided(source: Any, labels: list[str], split: Split) -> ImageData:
+    """Pictures that come in one piece, to train on and to validate on."""
+    numbers = class_numbers(source)
+    if numbers is None:
+        split, numbers = replace(split, stratified=False), [0] * len(source)
+    train, val = split.divide(numbers)
+    return ImageData(Subset(source, train), Subset(source, val), labels)
+
+
+def digits(split: Split) -> ImageData:
+    """scikit-learn's 1797 pictures of digits, 8 × 8, divided as in published results, by the seed alone."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     pictures = [Image.fromarray((image * 255 / 16).astype(np.uint8)).convert("RGB") for image in bunch.images]
     source = list(zip(pictures, bunch.target.tolist()))
-    return random_split(source, [str(name) for name in bunch.target_names], seed, val_share)
+    return divided(source, [str(name) for name in bunch.target_names], replace(split, stratified=False))
 
 
-def folder(path: Path, seed: int, val_share: float) -> ImageData:
-    """Class folders in `train` and `val`, or in the folder itself, which is then split."""
+def folder(path: Path, split: Split, kind: type[Pictures] = Pictures) -> ImageData:
+    """Class folders in `train` and `val`, or in the folder itself, which is then split; `kind` is of its files."""
     found = {
         key: next((path / name for name in names if _has_folders(path / name)), None) for key, names in SPLITS.items()
     }
     if found["train"] is None or found["val"] is None:
-        files, labels = _files(found["train"] or found["val"] or path)
+        files, labels = _files(found["train"] or found["val"] or path, kind)
         if set(labels) <= {name for names in SPLITS.values() for name in names}:
             raise ValueError(f"{path} needs one folder for each class in {' and '.join(labels)}")
-        return random_split(Pictures(files), labels, seed, val_share)
-    (train, labels), (val, val_labels) = _files(found["train"]), _files(found["val"])
+        return divided(kind(files), labels, split)
+    (train, labels), (val, val_labels) = _files(found["train"], kind), _files(found["val"], kind)
     if labels != val_labels:
         odd = sorted(set(labels) ^ set(val_labels))
         raise ValueError(f"the classes of {found['train']} and {found['val']} differ: {', '.join(odd[:5])}")
-    return ImageData(Pictures(train), Pictures(val), labels)
+    return ImageData(kind(train), kind(val), labels)
 
 
 def _has_folders(path: Path) -> bool:
@@ -165,18 +190,17 @@ def _has_folders(path: Path) -> bool:
     return path.is_dir() and any(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(path))
 
 
-def _files(path: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    """The pictures in the folder of each class, however deep; what is hidden is no picture of anybody's."""
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-    found = [file for file, _ in find_images_and_targets(str(path), types=suffixes)[0]]
+def _files(path: Path, kind: type[Pictures]) -> tuple[list[tuple[str, int]], list[str]]:
+    """The files in the folder of each class, however deep; what is hidden is no picture of anybody's."""
+    found = [file for file, _ in find_images_and_targets(str(path), types=set(kind.suffixes))[0]]
     places = [(file, file[len(str(path)) :].strip(os.sep).split(os.sep)) for file in found]
     places = [(file, parts) for file, parts in places if not any(part.startswith(".") for part in parts)]
     stray = [file for file, parts in places if len(parts) == 1]
     if stray:
-        logger.warning("Left out %d pictures in no folder of a class, first %s.", len(stray), stray[0])
+        logger.warning("Left out %d %s in no folder of a class, first %s.", len(stray), kind.noun, stray[0])
     classes = sorted({parts[0] for _, parts in places if len(parts) > 1}, key=natural_key)
     if not classes:
-        raise ValueError(f"{path} holds no pictures: it needs one folder for each class")
+        raise ValueError(f"{path} holds no {kind.noun}: it needs one folder for each class")
     _check_classes(classes, path)
     numbers = {name: number for number, name in enumerate(classes)}
     return [(file, numbers[parts[0]]) for file, parts in places if len(parts) > 1], classes
@@ -187,7 +211,7 @@ def _check_classes(classes: list[str], path: Path) -> None:
         raise ValueError(f"a classifier needs at least two classes, {path} has {', '.join(classes) or 'none'}")
 
 
-def tar_file(path: Path, seed: int, val_share: float) -> ImageData:
+def tar_file(path: Path, split: Split) -> ImageData:
     """A .tar file of class folders, read in place."""
     try:
         reader = create_reader("", root=str(path))
@@ -195,7 +219,7 @@ def tar_file(path: Path, seed: int, val_share: float) -> ImageData:
         raise ValueError(f"{path} is not a .tar file with one folder of pictures for each class: {error}") from error
     labels = sorted(reader.class_name_to_idx, key=reader.class_name_to_idx.get)
     _check_classes(labels, path)
-    return random_split(Pictures(reader), labels, seed, val_share)
+    return divided(Pictures(reader), labels, split)
 
 
 def torch_set(name: str, root: str) -> ImageData:

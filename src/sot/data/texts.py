@@ -3,94 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sot.data.acceptability import acceptability
+from sot.data.glue import BUILT_IN, GLUE, Task
+from sot.data.glue import TASKS as TASKS
+from sot.data.glue import Columns as Columns
+from sot.data.glue import task_of as task_of
 from sot.data.hub import load_splits
-from sot.data.rows import Row, is_unicode, read_rows
+from sot.data.rows import Row, check_cells, read_rows, text_column
 from sot.data.sources import choose_split, drawn
+from sot.data.splits import Split
+from sot.data.tags import Tags, Targets
 from sot.errors import SettingError
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Names of the columns that hold the text, its partner in a pair, and the label."""
-
-    text: str = "sentence"
-    pair: str | None = None
-    label: str = "label"
-
-
-@dataclass(frozen=True)
-class Task:
-    """A GLUE task: its columns, its score, and the names of its labels in the order of their numbers."""
-
-    columns: Columns
-    metric: str = "accuracy"
-    labels: tuple[str, ...] | None = None  # None: a number to regress
-    header: tuple[str, ...] | None = None  # of files that have none
-    train: str = "train"
-    dev: str = "dev"
-    suffix: str = ".tsv"
-    on_hub: bool = True
-    hub_columns: Columns | None = None  # where the hub calls them otherwise
-
-
-ENTAILMENT = ("entailment", "not_entailment")
-PAIR = Columns("sentence1", "sentence2")
-GLUE = "hfds/nyu-mll/glue"
-TASKS = {
-    "cola": Task(Columns(), "mcc", ("unacceptable", "acceptable"), ("source", "label", "mark", "sentence")),
-    "sst2": Task(Columns(), "accuracy", ("negative", "positive")),
-    "mrpc": Task(
-        Columns("#1 String", "#2 String", "Quality"), "f1", ("not_equivalent", "equivalent"), hub_columns=PAIR
-    ),
-    "qqp": Task(
-        Columns("question1", "question2", "is_duplicate"),
-        "f1",
-        ("not_duplicate", "duplicate"),
-        hub_columns=Columns("question1", "question2"),
-    ),
-    "stsb": Task(Columns("sentence1", "sentence2", "score"), "pearson", hub_columns=PAIR),
-    "mnli": Task(
-        Columns("sentence1", "sentence2", "gold_label"),
-        "accuracy",
-        ("entailment", "neutral", "contradiction"),
-        dev="dev_matched",
-        hub_columns=Columns("premise", "hypothesis"),
-    ),
-    "qnli": Task(Columns("question", "sentence"), "accuracy", ENTAILMENT),
-    "rte": Task(PAIR, "accuracy", ENTAILMENT),
-    "wnli": Task(PAIR, "accuracy", ("not_entailment", "entailment")),
-    "sick": Task(  # not of GLUE: three-way entailment, as its authors' files have it
-        Columns("sentence_A", "sentence_B", "entailment_judgment"),
-        "accuracy",
-        ("NEUTRAL", "ENTAILMENT", "CONTRADICTION"),
-        train="SICK_train",
-        dev="SICK_test_annotated",
-        suffix=".txt",
-        on_hub=False,
-    ),
-}
-BUILT_IN = "acceptability"
 
 
 @dataclass
 class TextSplit:
-    """Texts, their partners if they are pairs, and labels: numbers of classes, or values to regress."""
+    """Texts, their partners if they are pairs, and labels: numbers of classes, values to regress, or targets."""
 
     texts: list[str]
     pairs: list[str] | None
-    labels: list[float]
+    labels: Sequence[float | Targets]
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def part(self, samples: int) -> TextSplit:
         """Some of them, always the same; 0 is all."""
-        kept = drawn(len(self), samples)
+        return self.take(drawn(len(self), samples))
+
+    def take(self, kept: Sequence[int]) -> TextSplit:
+        """Those of these numbers."""
         pairs = None if self.pairs is None else [self.pairs[index] for index in kept]
         return TextSplit([self.texts[index] for index in kept], pairs, [self.labels[index] for index in kept])
 
@@ -103,6 +50,14 @@ class TextData:
     dev: TextSplit | None
     labels: list[str] | None
     metric: str
+    multi_label: bool = False  # a text may have several of them, or none
+
+    def divided(self, split: Split) -> TextData:
+        """What is there to train on, divided into texts to train on and a development set."""
+        if self.train is None or self.dev is not None:
+            raise SettingError("{folds} and a split need texts to train on, and no development set of their own")
+        train, dev = split.divide([0] * len(self.train) if self.labels is None else self.train.labels)
+        return replace(self, train=self.train.take(train), dev=self.train.take(dev))
 
 
 def load_task(name: str, data: str | Path | None, wanted: str = "{data}, the folder with its") -> TextData:
@@ -158,49 +113,88 @@ def load_set(spec: str, columns: Columns, labels: list[str] | None = None, regre
     splits = load_splits(spec)
     dev = choose_split(spec, splits, "val")
     chosen = {"train": choose_split(spec, splits, "train", needed=False), "dev": dev}
-    declared = getattr(splits[str(dev)].features.get(columns.label), "names", None)
+    column = columns.label if columns.tags is None else columns.tags.columns[0]
+    declared = getattr(_kind(splits[str(dev)].features.get(column)), "names", None)
     tables = {key: (f"{spec} {name}", _rows(splits[name])) for key, name in chosen.items() if name is not None}
     return _from_tables(tables, columns, labels or declared, regression)
 
 
 def _rows(dataset: Any) -> list[Row]:
     """Rows with the names of classes in place of their numbers."""
-    named = {name: kind.int2str for name, kind in dataset.features.items() if hasattr(kind, "int2str")}
+    kinds = {name: _kind(kind) for name, kind in dataset.features.items()}
+    named = {name: kind.int2str for name, kind in kinds.items() if hasattr(kind, "int2str")}
 
     def names(row: Row) -> Row:
         return {name: to_name(row[name]) for name, to_name in named.items() if row[name] is not None}
 
-    return [{**row, **names(row)} for row in dataset]
+    return [{**{name: "" if cell is None else cell for name, cell in row.items()}, **names(row)} for row in dataset]
+
+
+def _kind(feature: Any) -> Any:
+    """What a column of `datasets` holds; of lists, what is in them."""
+    return getattr(feature, "feature", feature)
 
 
 def load_table(
-    train: Path | None, dev: Path | None, columns: Columns, labels: list[str] | None = None, regression: bool = False
+    train: Path | None,
+    dev: Path | None,
+    columns: Columns,
+    labels: list[str] | None = None,
+    regression: bool = False,
+    encoding: str | None = None,
 ) -> TextData:
     """CSV, TSV or JSONL files; classes are the labels of the training file in order, numbers by size.
 
-    For `regression` labels are the numbers themselves.
+    For `regression` labels are the numbers themselves. Without a column `sentence` that is the default, `text` is read.
     """
     files = {key: file for key, file in (("train", train), ("dev", dev)) if file is not None}
-    tables = {key: (str(file), list(read_rows(file, None))) for key, file in files.items()}
+    tables = {key: (str(file), list(read_rows(file, None, encoding))) for key, file in files.items()}
     return _from_tables(tables, columns, labels, regression)
 
 
 def _from_tables(
     tables: dict[str, tuple[str, list[Row]]], columns: Columns, labels: list[str] | None, regression: bool
 ) -> TextData:
+    first = next(iter(tables.values()))[1][:1]
+    columns = _fitted(columns, first[0], labels) if first else columns
     for source, rows in tables.values():
-        for number, row in enumerate(rows, 1):
-            if None in row:  # where csv puts what is left: mostly of a text that holds the separator
-                raise ValueError(f"{source}, row {number}: more cells than the {len(row) - 1} of the header")
+        _check_lengths(rows, source)
         _check_rows(rows, columns, source)
     if regression:
         return _data(tables, columns, None, "pearson")
+    if columns.tags is not None:
+        return _tagged(tables, columns, columns.tags, labels)
     if labels is None:
         _, rows = tables.get("train") or tables["dev"]
         labels = sorted({str(row[columns.label]) for row in rows}, key=_by_number_then_name)
     if len(labels) < 2:
         raise ValueError(f"a classifier needs at least two classes, found {', '.join(labels) or 'none'}")
-    return _data(tables, columns, labels, "accuracy")
+    return _data(tables, columns, labels, "macro_f1")
+
+
+def _fitted(columns: Columns, row: Row, labels: list[str] | None) -> Columns:
+    """The columns as this table calls them."""
+    tags = columns.tags if labels is None or columns.tags is None else columns.tags.fitting(row, labels)
+    return replace(columns, text=text_column(columns.text, row), tags=tags)
+
+
+def _tagged(
+    tables: dict[str, tuple[str, list[Row]]], columns: Columns, tags: Tags, labels: list[str] | None
+) -> TextData:
+    """Texts that may have several labels."""
+    source, rows = tables.get("train") or tables["dev"]
+    names = labels or tags.classes(rows, source)
+
+    def split(source: str, rows: list[Row]) -> TextSplit:
+        return TextSplit(*_texts(rows, columns), tags.targets(rows, names, source))
+
+    made = {key: split(*table) for key, table in tables.items()}
+    return TextData(made.get("train"), made.get("dev"), names, "macro_f1", multi_label=True)
+
+
+def _texts(rows: list[Row], columns: Columns) -> tuple[list[str], list[str] | None]:
+    pairs = None if columns.pair is None else [str(row[columns.pair]) for row in rows]
+    return [str(row[columns.text]) for row in rows], pairs
 
 
 def _data(
@@ -222,18 +216,23 @@ def _by_number_then_name(label: str) -> tuple[bool, int, str]:
     return not number, int(label) if number else 0, label
 
 
+def _check_lengths(rows: list[Row], file: str) -> None:
+    for number, row in enumerate(rows, 1):
+        if None in row:  # where csv puts what is left: mostly of a text that holds the separator
+            raise ValueError(f"{file}, row {number}: more cells than the {len(row) - 1} of the header")
+
+
 def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
     """Refuse a table that lacks a column, or a cell of one: only a text may be empty."""
     if not rows:
         raise ValueError(f"{file} has no rows")
-    for name in filter(None, (columns.text, columns.pair, columns.label)):
+    for name in columns.needed:
         if name not in rows[0]:
             raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(str, rows[0]))}")
         for number, row in enumerate(rows, 1):
-            if row.get(name) is None or (name == columns.label and row[name] == ""):
+            if columns.tags is None and name == columns.label and row.get(name) == "":
                 raise ValueError(f"{file}, row {number}: nothing in column {name!r}")
-            if not is_unicode(str(row[name])):
-                raise ValueError(f"{file}, row {number}: column {name!r} is not Unicode, got {str(row[name])!a}")
+            check_cells(row, [name], f"{file}, row {number}")
 
 
 def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: str, numbered: bool) -> TextSplit:
@@ -246,8 +245,7 @@ def _split(rows: list[Row], columns: Columns, labels: list[str] | None, file: st
         if labels is not None and value not in numbers:
             raise ValueError(f"{file}, row {number}: label {value!r} is none of {', '.join(labels)}")
         values.append(_score(value, f"{file}, row {number}") if labels is None else numbers[value])
-    pairs = None if columns.pair is None else [str(row[columns.pair]) for row in rows]
-    return TextSplit([str(row[columns.text]) for row in rows], pairs, values)
+    return TextSplit(*_texts(rows, columns), values)
 
 
 def _score(value: str, where: str) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,60 @@ from transformers import DataCollatorWithPadding
 
 from sot.data.imagenet import columns_for, subset_name
 from sot.data.images import LEFT_OUT, evaluation_set, load_images, processor_transform, stack
+from sot.data.sound_sets import EvaluationSounds, SoundCollate, load_sounds, reading_of
 from sot.data.sources import part_of
+from sot.data.splits import Split
+from sot.data.tags import PictureColumns, Tags, is_picture_table
 from sot.data.texts import TextData
 from sot.evaluation.metrics import Array, image_scores, text_scores
+from sot.evaluation.multi_label import HALF, chosen, multi_label_scores
 from sot.files import as_png, read_object
 from sot.models.accelerate import accelerate
 from sot.models.folder import load_model
 from sot.models.from_transformers import check_pairs
-from sot.models.modeling import labels_of
+from sot.models.modeling import is_multi_label, labels_of
 from sot.training.recipe import Recipe, load_recipe
-from sot.training.run import RUN_FILE, full_name
+from sot.training.run_folder import RUN_FILE, full_name, kept_split
 from sot.training.train_texts import TextSet
 
 
 @dataclass
 class Evaluation:
-    """Scores, and by class: its name, how many samples, how many of them right, how many times predicted."""
+    """Scores, and what was taken for what."""
 
     scores: dict[str, float]
     labels: list[str]
     confusion: Array  # rows are true classes, columns predicted ones
     note: str = ""
 
+    def counts(self) -> Iterable[tuple[int, int, int]]:
+        """Of every class how many samples have it, how often it was predicted, and how often rightly."""
+        return zip(self.confusion.sum(1).tolist(), self.confusion.sum(0).tolist(), self.confusion.diagonal().tolist())
+
     def by_class(self) -> list[tuple[str, int, float, float]]:
         """Name, samples, recall and precision of every class that occurs."""
-        rows = []
-        for index, name in enumerate(self.labels):
-            samples, predicted = int(self.confusion[index].sum()), int(self.confusion[:, index].sum())
-            if samples or predicted:
-                right = int(self.confusion[index, index])
-                rows.append((name, samples, right / max(1, samples), right / max(1, predicted)))
-        return rows
+        return [
+            (name, samples, right / max(1, samples), right / max(1, predicted))
+            for name, (samples, predicted, right) in zip(self.labels, self.counts())
+            if samples or predicted
+        ]
+
+    def f1_by_class(self) -> dict[str, float]:
+        """F1 of every class that occurs."""
+        counts = zip(self.labels, self.counts())
+        return {name: 2 * right / (samples + said) for name, (samples, said, right) in counts if samples or said}
+
+
+@dataclass
+class MultiLabelEvaluation(Evaluation):
+    """The same where a sample may have several classes: `confusion` has how often two are true and predicted."""
+
+    said: Array = field(default_factory=lambda: np.zeros(0))  # how often each class was predicted
+    true: Array = field(default_factory=lambda: np.zeros(0))
+
+    def counts(self) -> Iterable[tuple[int, int, int]]:
+        """As above; rows and columns of `confusion` count a sample several times."""
+        return zip(self.true.tolist(), self.said.tolist(), self.confusion.diagonal().tolist())
 
 
 def recipe_of(folder: Path) -> Recipe | None:
@@ -82,10 +105,14 @@ class ImageTest:
     """A trained model and the pictures to score it on."""
 
     model: Any
-    transform: Callable[[Image.Image], Any]
+    transform: Callable[[Any], Any]
     pictures: Any
     labels: list[str]  # of the pictures
     columns: Array  # where they are among the classes of the model
+
+    def read(self, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """What a loader reads, and what makes batches of it."""
+        return evaluation_set(self.pictures, transform), stack
 
     def evaluate(
         self,
@@ -96,9 +123,12 @@ class ImageTest:
     ) -> Evaluation:
         """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
         changed = self.transform if change is None else lambda image: self.transform(change(image))
-        logits, labels = _logits_of(self.model, evaluation_set(self.pictures, changed), stack, batch_size, progress)
-        logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]  # pictures that could not be read
+        logits, labels = _logits_of(self.model, *self.read(changed), batch_size, progress)
+        there = labels.reshape(len(labels), -1)[:, 0] != LEFT_OUT  # pictures that could be read
+        logits, labels = logits[there], labels[there]
         names, columns = labels_of(self.model), self.columns
+        if is_multi_label(self.model.config):
+            return _several(logits, labels, names, self.model.config.thresholds)
         if len(columns) == len(names) or all_classes:
             labels, note = columns[labels], f"among all {len(names)} classes"
             return _evaluation(logits, labels, names, image_scores(logits, labels), note)
@@ -108,18 +138,52 @@ class ImageTest:
         return _evaluation(logits, labels, self.labels, image_scores(logits, labels), note)
 
 
-def open_images(folder: Path, data: str, samples: int = 0) -> ImageTest:
-    """A model and the validation part of `data`, or all of it if it has none and the model was not trained on it.
+class SoundTest(ImageTest):
+    """A trained model and the sounds to score it on."""
 
-    `samples` draws that many of them, the same every time.
+    def read(self, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Sounds, padded."""
+        return EvaluationSounds(self.pictures, transform), SoundCollate(self.model.processor)
+
+
+def open_images(folder: Path, data: str, samples: int = 0, columns: PictureColumns | None = None) -> ImageTest:
+    """A model of pictures or sounds and the validation part of `data`, or all of it if the model has not seen it.
+
+    `samples` draws that many of them, the same every time. `columns` are those of a table.
     """
     model, processor = load_model(folder)
     accelerate(model)
     seen, recipe = trained_on(folder, data), recipe_of(folder) or Recipe()
-    pictures = load_images(data, recipe.seed) if seen else load_images(data, val_share=1)
-    columns = columns_for(data, pictures.labels, labels_of(model))
+    table = _columns_of(model, data, columns)
+    part: dict[str, Any] = {"seed": recipe.seed, **kept_split(folder)} if seen else {"val_share": 1}
+    sounds = model.config.modality == "audio"
+    pictures = load_sounds(data, Split(**part), table) if sounds else load_images(data, columns=table, **part)
+    places = columns_for(data, pictures.labels, labels_of(model))
     source = part_of(pictures.val, samples)
-    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(columns))
+    if sounds:
+        model.processor = processor
+        return SoundTest(model, reading_of(model, processor), source, pictures.labels, np.array(places))
+    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(places))
+
+
+def _columns_of(model: Any, data: str, columns: PictureColumns | None) -> PictureColumns | None:
+    """Where a table has the labels of pictures, as this model knows them."""
+    if not is_multi_label(model.config):
+        return columns
+    if not is_picture_table(data):
+        raise ValueError(f"a model of several classes for a picture needs a table of pictures, got {data}")
+    chosen = columns or PictureColumns()
+    return replace(chosen, tags=chosen.tags or Tags((chosen.label,)), classes=labels_of(model))
+
+
+def unseen_part(folder: Path, table: str, data: TextData) -> TextData:
+    """Of the table that a model was trained on, without another to evaluate on, what it was not trained on."""
+    file = folder / RUN_FILE
+    run = read_object(file) if file.is_file() else {}
+    if data.dev is None or not Path(table).is_file() or run.get("source") != full_name(table) or run.get("dev"):
+        return data
+    split = Split((recipe_of(folder) or Recipe()).seed, **kept_split(folder))
+    return replace(data, train=data.dev, dev=None).divided(split)
 
 
 def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) -> Evaluation:
@@ -135,8 +199,13 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
         raise ValueError(f"the data has numbers to predict, and {folder} predicts classes ({', '.join(names)})")
     check_pairs(model.config, data.dev.pairs is not None)
     collate = DataCollatorWithPadding(tokenizer)
-    texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None)
+    if data.multi_label != is_multi_label(model.config):
+        several = "several classes" if data.multi_label else "one class"
+        raise ValueError(f"the data has {several} for a text, and {folder} was trained for {model.config.problem}")
+    texts = TextSet(data.dev, tokenizer, tokenizer.model_max_length, data.labels is None or data.multi_label)
     logits, labels = _logits_of(model, texts, collate, batch_size, progress)
+    if data.multi_label:
+        return _several(logits, labels, names, model.config.thresholds)
     scores = text_scores(data.metric, logits, labels)
     if data.labels is None:
         return Evaluation(scores, names, np.zeros((1, 1), dtype=int))
@@ -148,13 +217,20 @@ def _evaluation(logits: Array, labels: Array, names: list[str], scores: dict[str
     return Evaluation(scores, names, confusion, note)
 
 
+def _several(logits: Array, labels: Array, names: list[str], thresholds: list[float] | None) -> Evaluation:
+    truth, said = (labels > HALF).astype(int), chosen(logits, thresholds).astype(int)
+    note = "at thresholds of its own for each class" if thresholds else f"at a threshold of {HALF}"
+    scores = multi_label_scores(logits, labels, thresholds)
+    return MultiLabelEvaluation(scores, names, truth.T @ said, note, said.sum(0), truth.sum(0))
+
+
 def draw_confusion(evaluation: Evaluation) -> bytes:
     """The confusion matrix, rows of true classes that sum to one, as PNG."""
-    from matplotlib.figure import Figure
+    from sot.figures import Drawing
 
     shares = evaluation.confusion / np.maximum(1, evaluation.confusion.sum(1, keepdims=True))
     size = min(14.0, 3 + 0.35 * len(evaluation.labels))
-    figure = Figure(figsize=(size, size), layout="constrained")
+    figure = Drawing(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
     figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), ax=axes, shrink=0.7)
     axes.set(xlabel="predicted", ylabel="true")

@@ -19,14 +19,20 @@ from torch import Tensor
 
 from sot.core.normalizers import MatrixPowerNorm, SingularValuePowerNorm
 from sot.data.images import check_processor
+from sot.data.sound_sets import encode_sounds
 from sot.errors import SettingError
+from sot.evaluation.formats import FORMATS, export_target, exported_folder
+from sot.extras import install_hint
+from sot.files import one_line
+from sot.lock import only_writer
+from sot.models.audio import exported_inputs
 from sot.models.branched import heads_of
 from sot.models.folder import load_config, load_model, load_processor
 from sot.ops.svpn.export import ROOTS
-from sot.training.run import check_folder
 
-FORMATS = {"onnx": ".onnx", "torch": ".pt2"}
 SIZES = ((1, 5), (2, 17), (5, 48))  # samples, and tokens of a text, at which an export is checked
+BOUND_TO_LENGTHS = ("wavlm", "sew", "sew-d")  # backbones whose graphs hold for some numbers of clips or samples only
+SECONDS_OF_SOUND = 0.05  # in place of a token
 TOLERANCE = 1e-3  # of the largest logit
 RUNS_CODE = ("custom_obj", "opaque_obj")  # what a torch program may hold that is unpickled
 
@@ -41,26 +47,20 @@ class Export:
 
 def export_model(folder: Path, to: str, out: Path | None = None) -> Export:
     """Write the model of `folder` for onnxruntime (`onnx`) or torch (`torch`), with what prediction needs beside it."""
-    if to not in FORMATS:
-        raise ValueError(f"unknown format {to!r}; accepted: {', '.join(FORMATS)}")
-    file = folder / f"model{FORMATS[to]}" if out is None else out
-    if file.suffix != FORMATS[to]:
-        raise ValueError(f"the file must end in {FORMATS[to]} for {to}, got {file}")
-    check_folder(file.parent, "{out} must be in a folder")
-    if file.is_dir():
-        raise SettingError("{out} must be a file, and {} is a folder", file)
+    file = export_target(folder, to, out)
     model, processor = load_model(folder)
     write = _write_onnx if to == "onnx" else _write_torch
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _beside(file) as unfinished:
+    with only_writer(file.parent), _beside(file) as unfinished:
         model.config.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         apart = file.parent.resolve() != folder.resolve()  # beside the model its own configuration stays
         if apart:
             _check_neighbours(unfinished, file)
-        with _quiet():
-            write(model, sample_inputs(model, processor, 3, 9), unfinished / file.name)
-        differences = _compare(model, processor, unfinished / file.name)
+        with _able(model):
+            with _quiet():
+                write(model, sample_inputs(model, processor, 3, 9), unfinished / file.name)
+            differences = _compare(model, processor, unfinished / file.name)
         for part in unfinished.iterdir():
             if apart or part.name.startswith(file.name):
                 os.replace(part, file.parent / part.name)
@@ -90,11 +90,15 @@ def _check_neighbours(unfinished: Path, file: Path) -> None:
 
 
 def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[str, Tensor]:
-    """Random pictures, or random texts of `length` tokens of which the last is shorter."""
+    """Random pictures or sounds, or random texts of `length` tokens of which the last is shorter."""
     generator = torch.Generator().manual_seed(batch)
     if model.config.modality == "image":
         shape = check_processor(processor, "the model")
         return {"pixel_values": torch.randn(batch, *shape, generator=generator)}
+    if model.config.modality == "audio":
+        count = round(length * SECONDS_OF_SOUND * processor.sampling_rate)
+        sounds = torch.randn(batch, count, generator=generator).numpy()
+        return exported_inputs(model.config, encode_sounds(processor, [*sounds]))
     tokens = torch.randint(0, len(processor), (batch, length), generator=generator)
     mask = torch.ones_like(tokens)
     mask[-1, -2:] = 0
@@ -103,9 +107,10 @@ def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[s
 
 
 def _axes(inputs: dict[str, Tensor]) -> dict[str, dict[int, Any]]:
-    """Any number of samples, and of tokens."""
+    """Any number of samples, and of tokens or of a waveform's length."""
     free = torch.export.Dim.DYNAMIC
-    return {name: {0: free} if name == "pixel_values" else {0: free, 1: free} for name in inputs}
+    of_fixed_size = "pixel_values" in inputs or "input_features" in inputs or next(iter(inputs.values())).ndim > 2
+    return {name: {0: free} if of_fixed_size else {0: free, 1: free} for name in inputs}
 
 
 def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
@@ -113,7 +118,7 @@ def _write_onnx(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
         import onnxscript  # noqa: F401
         from transformers.exporters import OnnxConfig, OnnxExporter
     except ImportError as error:
-        raise ValueError("ONNX needs more: pip install 'second-order-transformer[export]'") from error
+        raise ValueError(f"ONNX needs more: {install_hint('export')}") from error
     check_onnx(model)
     large = sum(parameter.nbytes for parameter in model.parameters()) > 1.5e9  # one file holds at most 2 GB
     config = OnnxConfig(dynamic=True, dynamic_shapes=_axes(inputs), output_path=str(file), external_data=large)
@@ -135,6 +140,23 @@ def check_onnx(model: Any) -> None:
 def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
     program = torch.export.export(model, (), inputs, dynamic_shapes=_axes(inputs))
     torch.export.save(program, file)
+
+
+@contextmanager
+def _able(model: Any) -> Iterator[None]:
+    """One sentence for a backbone of sounds that no exporter follows, or for some lengths only."""
+    kind = model.config.backbone_config.model_type
+    if kind in BOUND_TO_LENGTHS:
+        raise ValueError(f"{type(model.body).__name__} cannot be exported for clips of any length")
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except Exception as error:  # torch has many kinds
+        if model.config.modality != "audio":
+            raise
+        said = f"{type(model.body).__name__} cannot be exported for clips of any length"
+        raise ValueError(f"{said}: {one_line(error)}") from error
 
 
 @contextmanager
@@ -171,6 +193,8 @@ class ExportedModel:
         self.run = _open_onnx(file) if file.suffix == FORMATS["onnx"] else _open_program(file)
 
     def __call__(self, **inputs: Tensor) -> SimpleNamespace:
+        if self.config.modality == "audio":
+            inputs = exported_inputs(self.config, inputs)
         return SimpleNamespace(logits=self.run(inputs))
 
 
@@ -178,7 +202,7 @@ def _open_onnx(file: Path) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ValueError(f"{file} needs onnxruntime: pip install 'second-order-transformer[export]'") from error
+        raise ValueError(f"{file} needs onnxruntime: {install_hint('export')}") from error
     with _blaming(file):
         session = onnxruntime.InferenceSession(file, providers=onnxruntime.get_available_providers())
 
@@ -210,9 +234,5 @@ def _blaming(file: Path) -> Iterator[None]:
 
 def load_exported(file: Path) -> tuple[ExportedModel, Any]:
     """An exported model and its image processor or tokenizer, which lie beside it."""
-    if not file.is_file():
-        raise FileNotFoundError(f"no such file: {file}")
-    if not (file.parent / "config.json").is_file():
-        raise ValueError(f"{file} needs the config.json and processor that sot export wrote beside it")
-    config = load_config(file.parent)
+    config = load_config(exported_folder(file))
     return ExportedModel(file, config), load_processor(file.parent, config)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,12 @@ def top_k(logits: Array, labels: Array, k: int) -> float:
     return float((order == labels[:, None]).any(1).mean())
 
 
+def top_scores(logits: Array, labels: Array) -> dict[str, float]:
+    """Accuracy, and that among the five likeliest where there are more than five classes."""
+    counts = {"accuracy": 1, "top5": 5} if logits.shape[1] > 5 else {"accuracy": 1}
+    return {name: top_k(logits, labels, count) for name, count in counts.items()}
+
+
 def cross_entropy(logits: Array, labels: Array) -> float:
     """Mean negative log-likelihood."""
     return float(-log_softmax(logits, axis=1)[np.arange(len(labels)), labels].mean())
@@ -30,6 +38,8 @@ def cross_entropy(logits: Array, labels: Array) -> float:
 def calibration_error(logits: Array, labels: Array, bins: int = 15) -> float:
     """Expected calibration error: how far confidence and accuracy are apart, over equal bins of confidence."""
     probabilities = np.exp(log_softmax(logits, axis=1))
+    if not np.isfinite(probabilities).all():
+        return math.nan
     confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
     where = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gaps = [abs(confidence[where == b].mean() - right[where == b].mean()) * (where == b).mean() for b in set(where)]
@@ -37,17 +47,23 @@ def calibration_error(logits: Array, labels: Array, bins: int = 15) -> float:
 
 
 def image_scores(logits: Array, labels: Array) -> dict[str, float]:
-    """What `sot evaluate` prints for pictures."""
+    """What training and `sot evaluate` tell of pictures; top-5 where there are more classes than that."""
     return {
-        "accuracy": top_k(logits, labels, 1),
-        "top5": top_k(logits, labels, 5),
+        **top_scores(logits, labels),
+        "macro_f1": TEXT_SCORES["macro_f1"](logits, labels),
+        "mcc": TEXT_SCORES["mcc"](logits, labels),
         "loss": cross_entropy(logits, labels),
         "calibration_error": calibration_error(logits, labels),
     }
 
 
 def _of_classes(score: Callable[[Array, Array], float]) -> Callable[[Array, Array], float]:
-    return lambda logits, labels: float(score(labels.astype(int), logits.argmax(1)))
+    def value(logits: Array, labels: Array) -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # scikit-learn's, of samples that are all of one class
+            return float(score(labels.astype(int), logits.argmax(1)))
+
+    return value
 
 
 def _correlation(score: Callable[[Array, Array], Any]) -> Callable[[Array, Array], float]:
@@ -65,19 +81,23 @@ TEXT_SCORES: dict[str, Callable[[Array, Array], float]] = {
     "accuracy": _of_classes(lambda labels, predicted: float((labels == predicted).mean())),
     "mcc": _of_classes(matthews_corrcoef),
     "f1": _of_classes(f1_score),
+    "macro_f1": _of_classes(partial(f1_score, average="macro", zero_division=0)),
     "pearson": _correlation(pearsonr),
     "spearman": _correlation(spearmanr),
 }
 
 
 def text_scores(metric: str, logits: Array, labels: Array) -> dict[str, float]:
-    """The score of a GLUE task, with the accuracy (or Spearman's correlation) and the loss beside it."""
+    """The score of a task first, with what else tells of classes, or Spearman's correlation, and the loss."""
     if metric not in TEXT_SCORES:
         raise ValueError(f"unknown metric {metric!r}; accepted: {', '.join(TEXT_SCORES)}")
-    regression = metric == "pearson"
-    names = dict.fromkeys([metric, "spearman" if regression else "accuracy"])
-    error = np.square(logits.reshape(-1) - labels).mean() if regression else cross_entropy(logits, labels.astype(int))
-    return {name: TEXT_SCORES[name](logits, labels) for name in names} | {"loss": float(error)}
+    if metric == "pearson":
+        error = float(np.square(logits.reshape(-1) - labels).mean())
+        return {name: TEXT_SCORES[name](logits, labels) for name in ("pearson", "spearman")} | {"loss": error}
+    labels = labels.astype(int)
+    names = dict.fromkeys([metric, "accuracy", "macro_f1", "mcc"])
+    losses = {"loss": cross_entropy(logits, labels), "calibration_error": calibration_error(logits, labels)}
+    return {name: TEXT_SCORES[name](logits, labels) for name in names} | losses
 
 
 def interval(scores: Sequence[float], confidence: float = 0.95) -> float | None:

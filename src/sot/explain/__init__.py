@@ -9,6 +9,7 @@ from sot.explain.figure import columns_figure
 from sot.explain.reading import Reading, explaining, read_image, read_text
 from sot.explain.relevance import relevance_maps, token_relevance
 from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
+from sot.explain.sounds import SOUND_METHODS, SoundExplanation, explain_sound
 from sot.explain.spectrum import Spectrum, singular_spectrum
 from sot.explain.uploads import MAX_PIXELS, open_upload
 from sot.explain.words import TEXT_METHODS, Words, split_words, token_influence, word_influence
@@ -19,6 +20,7 @@ __all__ = [
     "IMAGE_METHODS",
     "MAX_PIXELS",
     "METHODS",
+    "SOUND_METHODS",
     "TEXT_METHODS",
     "WORDS",
     "Branches",
@@ -28,6 +30,7 @@ __all__ = [
     "Explanation",
     "ImageExplanation",
     "Reading",
+    "SoundExplanation",
     "Spectrum",
     "TextExplanation",
     "Words",
@@ -38,6 +41,7 @@ __all__ = [
     "delete_words",
     "explain_image",
     "explain_item",
+    "explain_sound",
     "explain_text",
     "explaining",
     "open_upload",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sot.explain.branches import BOTH, CLASS, WORDS, split_head, split_logits
 from sot.explain.reading import explaining, read_image
+from sot.extras import install_hint
 from sot.models.modeling import SoTForImageClassification
 
 METHODS = {  # ours, and the library's name
@@ -144,7 +145,7 @@ def _library() -> Any:
     try:
         import pytorch_grad_cam
     except ImportError as error:
-        wanted = "pip install 'second-order-transformer[explain]'"
+        wanted = install_hint("explain")
         raise ValueError(f"class activation maps need the grad-cam package ({wanted}); relevance does not") from error
     return pytorch_grad_cam
 

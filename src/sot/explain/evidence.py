@@ -123,17 +123,27 @@ def pair_evidence(head: SecondOrderHead, tokens: Tokens, target: int) -> Evidenc
     degree = degree_of(head)
     with torch.inference_mode(False):
         words, mask, lead = pooled_tokens(head, tokens)
-        weights = _weights(head, target)
-        if isinstance(head.pool, AveragePool):
-            kept, count = keep(words[:1], None if mask is None else mask[:1])
-            single = kept[0].double() @ weights / count.double().item()
-            value: Tensor = single.sum()
-            pairs: Tensor | None = torch.diag(single)
+        pool: Any = head.pool
+        everything, size = _weights(head, target), pool.out_features
+        weights, beside = everything[:size], everything[size:]
+        if isinstance(pool, AveragePool):
+            value, single, pairs = _mean_evidence(words, mask, weights)
         else:
-            value, single, pairs = _second_order_evidence(head.pool, words, mask, weights, degree)
+            value, single, pairs = _second_order_evidence(pool, words, mask, weights, degree)
+        if head.average is not None:
+            mean_value, mean_single, mean_pairs = _mean_evidence(words, mask, beside)
+            value, single = value + mean_value, single + mean_single
+            pairs = None if pairs is None or mean_pairs is None else pairs + mean_pairs
     table = None if pairs is None else pairs[lead:, lead:].cpu().numpy()
     residual = float(value - single.sum())
     return Evidence(single[lead:].cpu().numpy(), table, float(single[:lead].sum()), degree, residual)
+
+
+def _mean_evidence(words: Tensor, mask: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Of an average every word has its share, and pairs have none."""
+    kept, count = keep(words[:1], None if mask is None else mask[:1])
+    single = kept[0].double() @ weights / count.double().item()
+    return single.sum(), single, torch.diag(single)
 
 
 def pooled_tokens(head: SecondOrderHead, tokens: Tokens) -> tuple[Tensor, Tensor | None, int]:

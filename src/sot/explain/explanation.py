@@ -38,7 +38,7 @@ def class_index(labels: list[str], name: str | int, what: str) -> int:
     raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")
 
 
-def _common(
+def common_parts(
     model: Any, reading: Reading, target: str | int | None, truth: str | int | None, top: int
 ) -> dict[str, Any]:
     """The part of an explanation that only the head is asked for."""
@@ -65,7 +65,8 @@ def _common(
     }
 
 
-def _branch_columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
+def branch_columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
+    """A column for each map, with what its part of the head predicts."""
     labels, branches = labels_of(model), split_logits(model.classifier, reading.tokens)
     columns = []
     for part, values in maps.items():
@@ -132,7 +133,7 @@ def explain_image(
     with explaining(model):
         reading = read_image(model, pixels, attentions=method is None)
         method = method or ("relevance" if global_attentions(reading) else "hirescam")
-        common = _common(model, reading, target, truth, top)
+        common = common_parts(model, reading, target, truth, top)
         columns, note = _image_columns(model, pixels, reading, method, common)
     given = {}
     for name, (other, prepare) in others.items():
@@ -159,7 +160,7 @@ def _image_columns(
         maps, note = relevance_maps(model, pixels, target)
     else:
         maps, note = activation_maps(model, pixels, target, method), ""
-    return _branch_columns(model, reading, maps, common["truth"]), note
+    return branch_columns(model, reading, maps, common["truth"]), note
 
 
 def _pixels(processor: Any, image: Image.Image) -> Tensor:
@@ -203,9 +204,9 @@ def explain_text(
     words = split_words(model, tokenizer, text, pair)
     with explaining(model):
         reading = read_text(model, words.encoded, attentions=method == "relevance")
-        common = _common(model, reading, target, truth, top)
+        common = common_parts(model, reading, target, truth, top)
         index = common["labels"].index(common["target"])
-        columns = _branch_columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
+        columns = branch_columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
     given = {}
     for name, (other, tokenize) in others.items():
         with explaining(other):
@@ -213,7 +214,7 @@ def explain_text(
             if there.spans != words.spans:
                 raise ValueError(f"the model for the {name} divides the text into other words")
             reading = read_text(other, there.encoded, attentions=method == "relevance")
-            found = _branch_columns(
+            found = branch_columns(
                 other, reading, word_influence(other, reading, there, index, method), common["truth"]
             )[-1]
         given[name] = Column(name, found.values, found.predicted, found.correct)
@@ -231,9 +232,13 @@ def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
     return Evidence(merged, pairs, evidence.class_token, evidence.degree, evidence.residual)
 
 
-def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> ImageExplanation | TextExplanation:
-    """`explain_image` or `explain_text`, as the model has it; a pair of texts is a tuple."""
+def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> Any:
+    """`explain_image`, `explain_text` or `explain_sound`, as the model has it; a pair of texts is a tuple."""
     check_model(model)
+    if model.config.modality == "audio":
+        from sot.explain.sounds import explain_sound  # which imports this file
+
+        return explain_sound(model, processor, item, **options)
     if model.config.modality == "image":
         if isinstance(item, str | tuple):
             raise ValueError("this model reads pictures, and it was given a text")

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sot.evaluation.predict import probabilities
+
 AT_A_TIME = 64
 
 
@@ -61,6 +63,8 @@ def _ranks(importance: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _scores(model: Any, batch: Any, deleted: Tensor, target: int) -> NDArray[np.float64]:
-    pieces = [model(**batch(piece)).logits.double().softmax(-1)[:, target] for piece in torch.split(deleted, AT_A_TIME)]
+    logits = (model(**batch(piece)).logits.double() for piece in torch.split(deleted, AT_A_TIME))
+    config = getattr(model, "config", None)  # any model that gives logits will do
+    pieces = [(piece.softmax(-1) if config is None else probabilities(config, piece))[:, target] for piece in logits]
     scores: NDArray[np.float64] = torch.cat(pieces).cpu().numpy()
     return scores

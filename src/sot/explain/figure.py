@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from sot.explain.branches import CLASS, WORDS
+from sot.figures import Drawing
 
 if TYPE_CHECKING:
     from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
@@ -124,7 +125,7 @@ def _nothing(axes: Any, why: str) -> None:
 
 def image_figure(explanation: ImageExplanation) -> Figure:
     """The picture, its maps by branch; below them links, contributions and spectrum."""
-    figure = Figure(figsize=(12, 6.6), layout="constrained")
+    figure = Drawing(figsize=(12, 6.6), layout="constrained")
     rows: Any = figure.subfigures(2, 1)
     top, bottom = rows
     axes = top.subplots(1, 1 + len(explanation.columns), squeeze=False)[0]
@@ -150,7 +151,7 @@ def _draw_row(axes: Any, explanation: ImageExplanation) -> None:
 def columns_figure(explanations: Sequence[ImageExplanation]) -> Figure:
     """The paper's figure: one row a picture, with its maps by branch, ticks and crosses."""
     wide = 1 + max(len(explanation.columns) for explanation in explanations)
-    figure = Figure(figsize=(2.6 * wide, 2.8 * len(explanations)), layout="constrained")
+    figure = Drawing(figsize=(2.6 * wide, 2.8 * len(explanations)), layout="constrained")
     for row, explanation in zip(figure.subplots(len(explanations), wide, squeeze=False), explanations):
         _draw_row(row, explanation)
         for place in row[1 + len(explanation.columns) :]:
@@ -180,7 +181,7 @@ def text_figure(explanation: TextExplanation) -> Figure:
     tall = [0.34 * lines + 0.5] * len(explanation.columns)
     arcs = explanation.evidence is not None and len(places) <= MAX_ARCS_OVER
     heights = [*tall, *([0.34 * lines + 1.6] if arcs else []), 3.0]
-    figure = Figure(figsize=(11, sum(heights)), layout="constrained")
+    figure = Drawing(figsize=(11, sum(heights)), layout="constrained")
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     for part, column in zip(parts, explanation.columns):
         axes = part.subplots()

@@ -35,8 +35,8 @@ def coloured(explanation: TextExplanation, column: Column) -> str:
     return f"<p>{''.join(pieces)}</p>"
 
 
-def text_page(explanation: TextExplanation, picture: bytes) -> str:
-    """The whole page, with the figure as `picture`."""
+def text_blocks(explanation: TextExplanation, picture: bytes) -> str:
+    """What stands in the page, with the figure as `picture`."""
     name, score = explanation.predictions[0]
     blocks = [f"<h1>{escape(name)} ({score:.3f}); evidence for {escape(explanation.target)}</h1>"]
     blocks.append(f'<p>Influence: <mark style="background: rgb{STRONG}">strong</mark> ')
@@ -52,6 +52,13 @@ def text_page(explanation: TextExplanation, picture: bytes) -> str:
         blocks.append(f"<table><tr><th>pair of words</th><th></th><th>evidence</th></tr>{''.join(rows)}</table>")
     data = base64.b64encode(picture).decode()
     blocks.append(f'<img alt="contributions, spectrum and pairs" src="data:image/png;base64,{data}">')
-    blocks += [f"<small>{escape(note)}</small>" for note in explanation.notes]
+    return "".join([*blocks, *(f"<small>{escape(note)}</small>" for note in explanation.notes)])
+
+
+def text_page(explanation: TextExplanation, picture: bytes) -> str:
+    """The whole page, with the figure as `picture`."""
+    name, _ = explanation.predictions[0]
     head = f'<meta charset="utf-8"><title>{escape(name)}</title><style>{STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(blocks)}</body></html>\n'
+    return (
+        f'<!doctype html><html lang="en"><head>{head}</head><body>{text_blocks(explanation, picture)}</body></html>\n'
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,12 @@ from sot.files import as_png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def shortened(text: str, width: int = 60) -> str:
+    """One line of a text, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 @dataclass
@@ -36,7 +41,7 @@ class Column:
         return positive / max(float(positive.max()), np.finfo(np.float64).tiny)
 
 
-@dataclass
+@dataclass(repr=False)
 class Explanation:
     """What pictures and texts share."""
 
@@ -78,13 +83,22 @@ class Explanation:
         raise NotImplementedError
 
     def png(self) -> bytes:
-        """The figure as the contents of a file; a script that the font does not have is drawn as boxes."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")
-            return as_png(self.figure())
+        """The figure as the contents of a file."""
+        return as_png(self.figure())
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+    def __repr__(self) -> str:
+        """What was predicted and by which branch, in a few lines; `arrays` has all that was computed."""
+        classes = ", ".join(f"{shortened(name)} {score:.3f}" for name, score in self.predictions[:5])
+        known = "" if self.truth is None else f", truth {shortened(self.truth)}"
+        lines = [f"{type(self).__name__} of {shortened(self.target)} by {self.method}{known}", f"predicted: {classes}"]
+        lines += [f"{column.name}: {shortened(column.predicted)}" for column in self.columns]
+        return "\n".join([*lines, *(shortened(note, 200) for note in self.notes[:5])])
 
 
-@dataclass
+@dataclass(repr=False)
 class ImageExplanation(Explanation):
     """A picture explained; its maps and the order of its evidence are those of the model's grid of words."""
 
@@ -98,7 +112,7 @@ class ImageExplanation(Explanation):
         return image_figure(self)
 
 
-@dataclass
+@dataclass(repr=False)
 class TextExplanation(Explanation):
     """A text explained; the values of its columns and its evidence are those of `words`, pieces summed."""
 
@@ -117,3 +131,8 @@ class TextExplanation(Explanation):
         from sot.explain.report_page import text_page
 
         return text_page(self, self.png() if picture is None else picture)
+
+    def _repr_html_(self) -> str:
+        from sot.explain.report_page import text_blocks
+
+        return f"<div>{text_blocks(self, self.png())}</div>"

@@ -17,8 +17,8 @@ OWN = ("torch.nn.modules.", "sot.")  # where layers are defined that do what the
 def accelerate(model: Model, on: bool = True) -> Model:
     """Return the same model, set to compute faster; `on=False` undoes it.
 
-    Sets the attribute `accelerated` of every module that has one: token embeddings, dense blocks and transitions, and
-    poolings. Weights, their names and the results stay the same, up to rounding. What changes:
+    Sets the attribute `accelerated` of every module that has one: token embeddings, dense blocks and transitions,
+    poolings and heads. Weights, their names and the results stay the same, up to rounding. What changes:
 
     - Layers *inside* of these modules are no longer called one by one. Hooks that you put on them later do not fire,
       and adapters or other layers that you put in their place later are not seen. So call this last.
@@ -27,7 +27,8 @@ def accelerate(model: Model, on: bool = True) -> Model:
     - On a CPU, batches pass an embedding in pieces, and dense blocks train with a backward pass of their own,
       which has no second derivative.
 
-    Compilers and exporters still see every layer of an embedding called.
+    Exporters still see every layer of an embedding called; so do compilers in eval mode. In training these see
+    operators.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate takes a torch module, got {type(model).__name__}")
@@ -52,7 +53,7 @@ def _is_untouched(layer: nn.Module) -> bool:
 
 
 def computes_by_hand(x: Tensor) -> bool:
-    """Whether an accelerated module may leave torch's layers: on a CPU, in full precision, not under a compiler."""
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    """Whether an accelerated module may leave torch's layers: on a CPU, in full precision, not for an exporter."""
+    if torch.compiler.is_exporting() or torch.is_autocast_enabled("cpu"):
         return False
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)

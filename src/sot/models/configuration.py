@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +9,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from sot.core.head import HeadConfig
+from sot.saved import modality_of
 
-MODALITIES = ("image", "text")
 POSITIONS = ("first", "last")
 BACKBONE_SETTINGS = {  # read from and written to the backbone's configuration, which alone has them
     "vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "num_hidden_layers", "num_attention_heads",
@@ -25,13 +24,15 @@ class SoTConfig(PreTrainedConfig):
     Args:
         backbone_config: Configuration of the backbone; of timm models a TimmWrapperConfig.
         head: Fields of HeadConfig; a null norm is that of version 0.1.0.
-        modality: What it reads: "image" or "text"; where it is not said, images if there is a layout.
-        layout: Fields of Layout: where an image backbone has its tokens.
+        modality: What it reads: "image", "text" or "audio"; where it is not said, images if there is a layout.
+        layout: Fields of Layout: where a backbone of images or sounds has its tokens.
         embed: Token embedding in place of the backbone's own (image backbones of timm), or None.
         class_position: Which kept token of a text is its class token: "first" or "last".
         class_pooler: Whether the class token goes through the backbone's own pooler, as BERT's does.
         label_smoothing: Of the cross-entropy.
         text_pairs: Whether it was trained on pairs of texts; None if that is not known.
+        thresholds: Of a multi-label model, the probability from which on a sample has each class; None is a half.
+        max_seconds: Of a sound; what is longer is cut. None is the window of the backbone, or ten seconds.
     """
 
     model_type = "sot"
@@ -48,10 +49,12 @@ class SoTConfig(PreTrainedConfig):
     class_pooler: bool = False
     label_smoothing: float = 0.0
     text_pairs: bool | None = None
+    thresholds: list[float] | None = None
+    max_seconds: float | None = None
     tie_word_embeddings: bool = True  # lets transformers save what a backbone shares between its own modules
 
     def __post_init__(self, **kwargs: Any) -> None:
-        import sot.models.modeling  # noqa: F401  tells the Auto classes what they build of this
+        import sot.models.features  # noqa: F401  tells the Auto classes what they build of this
 
         super().__post_init__(**kwargs)
         self.head = HeadConfig.from_saved(self.head or {}).to_dict()
@@ -60,6 +63,8 @@ class SoTConfig(PreTrainedConfig):
             raise ValueError(f"class_position must be one of {', '.join(POSITIONS)}, got {self.class_position!r}")
         if self.head["fusion"] == "late" and self.problem != "single_label_classification":
             raise ValueError(f"fusion 'late' adds softmax scores of classes, it cannot do {self.problem}")
+        if self.thresholds is not None and len(self.thresholds) != self.num_labels:
+            raise ValueError(f"thresholds must be one for each of {self.num_labels} classes, got {self.thresholds!r}")
 
     @property
     def problem(self) -> str:
@@ -95,16 +100,6 @@ class SoTConfig(PreTrainedConfig):
         settings, kwargs = super().get_config_dict(name, **kwargs)
         own = settings.get("model_type", cls.model_type) == cls.model_type
         return settings if own else equipped_settings(settings, name), kwargs
-
-
-def modality_of(settings: Mapping[str, Any]) -> str:
-    """What the model of a config.json reads; the first ones did not say so, and had a layout if it was images."""
-    modality = settings.get("modality") or ("image" if settings.get("layout") else "text")
-    if modality not in MODALITIES:
-        raise ValueError(f"modality must be one of {', '.join(MODALITIES)}, got {modality!r}")
-    if (modality == "image") != bool(settings.get("layout")):
-        raise ValueError(f"a model of modality {modality!r} {'needs a' if modality == 'image' else 'has no'} layout")
-    return str(modality)
 
 
 def token_width(config: Any) -> int:

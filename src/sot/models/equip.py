@@ -16,6 +16,7 @@ from transformers import MODEL_MAPPING, PreTrainedModel, TimmWrapperConfig
 from sot.core.checks import is_number
 from sot.core.head import HeadConfig
 from sot.errors import NoClassTokenError
+from sot.models.audio import SoTForAudioClassification, audio_layout, with_mask
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
 from sot.models.folder import folder_config
@@ -34,7 +35,7 @@ from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassif
 logger = logging.getLogger("sot")
 PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
-Equipped = SoTForImageClassification | SoTForSequenceClassification
+Equipped = SoTForImageClassification | SoTForSequenceClassification | SoTForAudioClassification
 
 
 def equip(
@@ -85,8 +86,9 @@ def equip(
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     if model_args:
         raise ValueError(f"model_args={dict(model_args)} are for timm models only, got {type(source).__name__}")
-    if backbone_modality(source) == "image":
-        return _equip_vision(source, processor, config, settings, depth)
+    equip_others = {"image": _equip_vision, "audio": _equip_audio}.get(backbone_modality(source))
+    if equip_others is not None:
+        return equip_others(source, processor, config, settings, depth)
     settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
     return _equip_text(source, processor, config, settings, depth)
 
@@ -200,6 +202,18 @@ def _equip_vision(
     equipped = SoTForImageClassification(_image_config(config, head, layout, settings))
     _copy_weights(source, equipped.backbone)
     equipped.processor = processor
+    return equipped
+
+
+def _equip_audio(
+    source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
+) -> SoTForAudioClassification:
+    config, layout = copy_config(source.config, depth), audio_layout(source)
+    fitted = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
+    parts: dict[str, Any] = {"head": fitted.to_dict(), "layout": layout.to_dict()}
+    equipped = SoTForAudioClassification(SoTConfig(backbone_config=config, modality="audio", **parts, **settings))
+    _copy_weights(source, equipped.backbone)
+    equipped.processor = with_mask(processor)
     return equipped
 
 

@@ -1,36 +1,44 @@
-"""One reader of saved folders: configuration, weights, processor or tokenizer, classes."""
+"""One reader of saved folders: configuration, weights, processor, classes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
-from transformers import CONFIG_MAPPING, AutoConfig, AutoImageProcessor, AutoTokenizer
+from safetensors import safe_open
+from transformers import CONFIG_MAPPING, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.utils import logging
 
-from sot.files import one_line, read_object, weights_of
-from sot.models.configuration import SoTConfig, modality_of
+from sot.files import one_line, weights_of
+from sot.limits import read_settings
+from sot.models.audio import SoTForAudioClassification
+from sot.models.configuration import SoTConfig
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
+from sot.saved import class_names as class_names
+from sot.saved import folder_config as folder_config
+from sot.saved import folder_modality as folder_modality
+from sot.saved import trained_config
 
-KINDS: dict[str, Any] = {"image": SoTForImageClassification, "text": SoTForSequenceClassification}
-PROCESSORS: dict[str, Any] = {"image": AutoImageProcessor, "text": AutoTokenizer}
+KINDS: dict[str, Any] = {
+    "image": SoTForImageClassification,
+    "text": SoTForSequenceClassification,
+    "audio": SoTForAudioClassification,
+}
+PROCESSORS: dict[str, Any] = {"image": AutoImageProcessor, "text": AutoTokenizer, "audio": AutoFeatureExtractor}
+PROCESSOR_NAMES = {"image": "image processor", "text": "tokenizer", "audio": "feature extractor"}
 PROCESSOR_FILES = {  # objects of JSON, as far as there are any
     "image": ("preprocessor_config.json", "processor_config.json"),
     "text": ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
+    "audio": ("preprocessor_config.json", "processor_config.json"),
 }
 
 
 # --- what every model folder has ---------------------------------------------------------------------------
-
-
-def folder_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a model folder."""
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{folder} is not a model: it has no config.json")
-    return read_object(file)
 
 
 def needs_code(folder: Path) -> bool:
@@ -40,15 +48,14 @@ def needs_code(folder: Path) -> bool:
 
 
 def open_processor(name: str, modality: str, trust: bool = False) -> Any:
-    """The image processor or tokenizer of a name or folder: OSError without one, ValueError names a damaged file."""
+    """The processor of a name or folder, by what it reads: OSError without one, ValueError names a damaged file."""
     for file in (Path(name) / each for each in PROCESSOR_FILES[modality]):
         if file.is_file():
-            read_object(file)
+            read_settings(file)
     try:
         return PROCESSORS[modality].from_pretrained(name, trust_remote_code=trust)
     except Exception as error:  # tokenizers raises no other kind
-        what = "image processor" if modality == "image" else "tokenizer"
-        raise OSError(f"the {what} in {name} cannot be loaded: {one_line(error)}") from error
+        raise OSError(f"the {PROCESSOR_NAMES[modality]} in {name} cannot be loaded: {one_line(error)}") from error
 
 
 def knows_words(tokenizer: Any) -> bool:
@@ -67,11 +74,16 @@ def show_bars_on_terminals_only() -> None:
 
 
 def load_model(folder: Path) -> tuple[Any, Any]:
-    """A trained model and its image processor or tokenizer, from a folder."""
+    """A trained model and its image processor, tokenizer or feature extractor, from a folder."""
     config = load_config(folder)
     show_bars_on_terminals_only()
-    with weights_of(folder):
-        model, loading = KINDS[config.modality].from_pretrained(folder, output_loading_info=True)
+    kind = KINDS[config.modality]
+    with weights_of(folder), _reports_off():
+        try:
+            model, loading = kind.from_pretrained(folder, use_safetensors=True, output_loading_info=True)
+        except RuntimeError:
+            _check_shapes(folder, kind, config)
+            raise
     missing = sorted(loading["missing_keys"])  # transformers draws them anew, and says so in a log only
     if missing:
         shown = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
@@ -79,18 +91,46 @@ def load_model(folder: Path) -> tuple[Any, Any]:
     return model.eval(), load_processor(folder, config)
 
 
+@contextmanager
+def _reports_off() -> Iterator[None]:
+    """Loading without transformers' own tables of what does not fit: what matters of them is one sentence of ours."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_shapes(folder: Path, kind: Any, config: SoTConfig) -> None:
+    """Raise ValueError for the first weight whose shape is not that of the model."""
+    with torch.device("meta"):
+        wanted = {name: list(value.shape) for name, value in kind(config).state_dict().items()}
+    for file in sorted(folder.glob("model*.safetensors")):
+        with safe_open(file, "pt") as weights:
+            for name in weights.keys():  # noqa: SIM118  it is no dictionary
+                shape = weights.get_slice(name).get_shape()
+                if wanted.get(name, shape) != shape:
+                    said = f"{name} is {shape}, and its config.json asks for {wanted[name]}"
+                    raise ValueError(f"the weights in {folder} do not fit: {said}")
+
+
 def load_config(folder: Path) -> Any:
     """The configuration of a trained model; any other is refused."""
-    if folder_config(folder).get("auto_map"):
-        raise ValueError(f"{folder} brings code of its own (auto_map in its config.json), which is not run")
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if not isinstance(config, SoTConfig):
-        raise ValueError(f"{folder} is a model of type {config.model_type}, not one that sot trained")
+    trained_config(folder)
+    try:
+        config = SoTConfig.from_pretrained(folder)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # of settings that are none transformers raises nearly anything
+        raise ValueError(f"{folder / 'config.json'} is damaged: {type(error).__name__}: {one_line(error)}") from error
+    if sorted(config.id2label) != list(range(config.num_labels)):
+        raise ValueError(f"{folder / 'config.json'} is damaged: its id2label does not name all classes in order")
     return config
 
 
 def load_processor(folder: Path, config: SoTConfig) -> Any:
-    """The image processor or tokenizer of a trained model."""
+    """The image processor, tokenizer or feature extractor of a trained model."""
     processor = open_processor(str(folder), str(config.modality))
     if config.modality != "text":
         return processor
@@ -107,18 +147,5 @@ def trained_length(folder: Path) -> int | None:
         return None
     try:
         return int(yaml.safe_load(file.read_text())["max_length"])
-    except (yaml.YAMLError, ValueError, TypeError, KeyError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {one_line(error)}") from None
-
-
-def folder_modality(folder: Path) -> str:
-    """What a trained model reads, without loading it."""
-    return modality_of(folder_config(folder))
-
-
-def class_names(folder: Path) -> list[str]:
-    """The classes of a trained model."""
-    names = folder_config(folder).get("id2label")
-    if not isinstance(names, dict):
-        raise ValueError(f"{folder} names no classes: it is not a model that sot trained")
-    return [names[str(index)] for index in range(len(names))]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from torch import nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -22,7 +23,7 @@ from sot.files import weights_of
 from sot.models.configuration import SoTConfig, check_depth, is_encoder_decoder
 from sot.models.folder import knows_words, needs_code, open_processor
 from sot.models.layout import CLASS_TOKENS, Layout, find_layout
-from sot.models.modeling import SoTForSequenceClassification, SoTPreTrainedModel, build_backbone
+from sot.models.modeling import SoTForSequenceClassification, SoTPreTrainedModel, build_backbone, whisper_encoder
 
 logger = logging.getLogger("sot")
 
@@ -31,7 +32,7 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
     """The bare backbone of a model, name or folder, and its processor or tokenizer where there is one."""
     if isinstance(model, PreTrainedModel):
         bare = isinstance(model, MODEL_MAPPING.get(type(model.config), ())) or is_encoder_decoder(model.config)
-        inner = model if bare else getattr(model, model.base_model_prefix, model)
+        inner = _encoder(model if bare else getattr(model, model.base_model_prefix, model))
         return inner, _processor(model.name_or_path, inner, trust)
     if isinstance(model, nn.Module):
         raise ValueError(
@@ -44,13 +45,14 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust)
     except (OSError, ValueError) as error:
         accepted = "a timm name (see timm.list_models()), a Hugging Face hub name, or a folder with config.json"
-        raise ValueError(f"unknown model {name!r}; accepted: {accepted}") from error
+        offline = isinstance(error.__cause__, LocalEntryNotFoundError)
+        also = "; the hub cannot be reached" if offline else ""
+        raise ValueError(f"unknown model {name!r}; accepted: {accepted}{also}") from error
     if isinstance(config, SoTConfig):
         raise ValueError(f"{name} has a second-order head already: load it with AutoModelFor….from_pretrained")
     if pretrained:
-        loader = AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
         with weights_of(name):
-            source = loader.from_pretrained(name, trust_remote_code=trust)
+            source = _encoder(_loader(config).from_pretrained(name, trust_remote_code=trust))
     else:
         source = build_backbone(config, pooler)
     if hasattr(source, "text_model") and hasattr(source, "vision_model"):
@@ -58,19 +60,34 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
     return source, _processor(name, source, trust)
 
 
+def _loader(config: PreTrainedConfig) -> Any:
+    """What loads the weights of a configuration; those of Whisper's encoder alone have other names than all of it."""
+    if config.model_type == "whisper":
+        return whisper_encoder() if config.architectures == ["WhisperEncoder"] else AutoModel
+    return AutoModelForTextEncoding if is_encoder_decoder(config) else AutoModel
+
+
+def _encoder(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder of Whisper, any other model as it is."""
+    if model.config.model_type != "whisper":
+        return model
+    return next(part for part in model.modules() if isinstance(part, whisper_encoder()))
+
+
 def _processor(name: str, source: PreTrainedModel, trust: bool) -> Any:
-    """The image processor or tokenizer of a name or folder, if it has one."""
+    """The image processor, tokenizer or feature extractor of a name or folder, if it has one."""
     modality = backbone_modality(source)
     try:
         found = open_processor(name, modality, trust) if name else None
     except OSError:
         return None
-    return found if found is None or modality == "image" or knows_words(found) else None
+    return found if found is None or modality != "text" or knows_words(found) else None
 
 
 def backbone_modality(source: PreTrainedModel) -> str:
     """What a model of transformers reads."""
-    return "image" if source.main_input_name == "pixel_values" else "text"
+    kinds = {"pixel_values": "image", "input_values": "audio", "input_features": "audio"}
+    return kinds.get(source.main_input_name, "text")
 
 
 def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:

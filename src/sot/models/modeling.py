@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any, ClassVar
 
+import timm
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassif
 
 from sot.core.head import HeadConfig, SecondOrderHead, init_linear
 from sot.models.branched import build_head
+from sot.models.card import upload, write_card
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding.token_embed import replace_embedding
 from sot.models.layout import Layout, remove_unused
@@ -29,19 +31,37 @@ from sot.models.variants import ensure_registered
 
 def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
     """The bare model of a configuration, without the pooler that would otherwise sit in it without a gradient."""
+    if config.model_type == "whisper":
+        return whisper_encoder()._from_config(config)
     if is_encoder_decoder(config):
-        return AutoModelForTextEncoding.from_config(config)
-    ensure_registered(getattr(config, "architecture", ""))
+        return AutoModelForTextEncoding.from_config(config, trust_remote_code=False)
+    architecture = getattr(config, "architecture", None)
+    ensure_registered(str(architecture))
+    if architecture is not None and not timm.is_model(architecture):  # timm would look for some names on the hub
+        raise ValueError(f"timm has no model {architecture!r}")
     model_class = MODEL_MAPPING[type(config)]
     has_pooler = "add_pooling_layer" in inspect.signature(model_class.__init__).parameters
     if pooler and not has_pooler:
         raise ValueError(f"class_pooler needs a backbone with a pooler, {model_class.__name__} has none")
-    return AutoModel.from_config(config, **({"add_pooling_layer": pooler} if has_pooler else {}))
+    options = {"add_pooling_layer": pooler} if has_pooler else {}
+    return AutoModel.from_config(config, trust_remote_code=False, **options)
+
+
+def whisper_encoder() -> Any:
+    """The class of Whisper's encoder, which no Auto class builds by itself."""
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    return WhisperEncoder
 
 
 def labels_of(model: PreTrainedModel) -> list[str]:
     """The classes of a model in order."""
     return [str(model.config.id2label[index]) for index in range(model.num_labels)]
+
+
+def is_multi_label(config: Any) -> bool:
+    """Whether a sample may have several classes, or none."""
+    return bool(config.problem == "multi_label_classification")
 
 
 def shared_weights(model: nn.Module, prefix: str) -> dict[str, str]:
@@ -63,14 +83,14 @@ def counts_padding(backbone: nn.Module) -> bool:
 
 
 class SoTPreTrainedModel(PreTrainedModel):
-    """What both models share: the composition, the loss, and what transformers wants to know."""
+    """What all models share: the composition, the loss, and what transformers wants to know."""
 
     config_class = SoTConfig
     base_model_prefix = "backbone"
     supports_gradient_checkpointing = True  # of the class; an instance does as its backbone
     accepts_loss_kwargs = False  # the loss is a mean over samples: Trainer divides it by accumulation steps itself
     _keep_in_fp32_modules: ClassVar[list[str]] = ["classifier"]  # what quantisers leave alone
-    _keep_in_fp32_modules_strict: ClassVar[list[str]] = ["classifier"]  # what loading in bfloat16 leaves alone
+    _keep_in_fp32_modules_strict: ClassVar[list[str]] = [r"classifier\.\w+"]  # and bfloat16; not in both lists
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -115,7 +135,7 @@ class SoTPreTrainedModel(PreTrainedModel):
         return self.backbone.get_input_embeddings() or nn.Identity()
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """As usual, with the image processor or tokenizer beside it.
+        """As usual, with the image processor or tokenizer beside it, and a card where there is none.
 
         Weights keep the names they have here: of some backbones transformers would write those of older files, which
         Trainer, when it resumes, does not know.
@@ -123,6 +143,11 @@ class SoTPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, *args, **{"save_original_format": False, **kwargs})
         if self.processor is not None:
             self.processor.save_pretrained(save_directory)
+        write_card(self.config, save_directory)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> str:
+        """Upload all that `save_pretrained` writes, and return its address; a card that is there stays."""
+        return upload(self, repo_id, **kwargs)
 
     def tokens(self, *args: Any, **inputs: Any) -> Tokens:
         """What the head reads of a batch: takes what `forward` takes, but the labels and `return_dict`."""
@@ -157,8 +182,10 @@ class SoTPreTrainedModel(PreTrainedModel):
         problem = self.config.problem
         if problem == "regression":
             return F.mse_loss(logits.float(), labels.view_as(logits).float())
-        if problem == "multi_label_classification":
-            return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+        if is_multi_label(self.config):
+            smoothing = self.config.label_smoothing  # towards a half: each class is a question of its own
+            target = labels.to(logits.dtype) * (1 - smoothing) + smoothing / 2
+            return F.binary_cross_entropy_with_logits(logits, target)
         target = labels.to(logits.dtype) if labels.is_floating_point() else labels.view(-1)
         return self.classifier.loss(branches, target, self.config.label_smoothing)
 
@@ -178,7 +205,8 @@ class SoTForImageClassification(SoTPreTrainedModel):
     ) -> Tokens:
         """What the head reads of images `(batch, channels, height, width)`."""
         if self.config.modality != "image" or self.layout is None:
-            raise ValueError("this model reads texts: load it with AutoModelForSequenceClassification")
+            kind = {"text": "Sequence", "audio": "Audio"}[str(self.config.modality)]
+            raise ValueError(f"this model reads {self.config.modality}s: load it with AutoModelFor{kind}Classification")
         kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
         pixel_values = pixel_values.to(self.backbone.dtype)
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
@@ -241,8 +269,10 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
         kwargs |= {"inputs_embeds": inputs_embeds} if input_ids is None else {"input_ids": input_ids}
         kwargs |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        if self.counts_padding and attention_mask is not None:
-            kwargs.setdefault("position_ids", self.positions(attention_mask))
+        if attention_mask is not None:
+            attention_mask = (attention_mask != 0).long()  # any other number means kept, to all who read it
+            if self.counts_padding:
+                kwargs.setdefault("position_ids", self.positions(attention_mask))
         outputs = self.backbone(attention_mask=attention_mask, return_dict=True, **kwargs)
         pooled = outputs.pooler_output if self.config.class_pooler else None
         tokens = split_text(outputs.last_hidden_state, pooled, attention_mask, self.config.class_position)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 LIBRARY = torch.library.Library("sot", "FRAGMENT")  # type: ignore[no-untyped-call]
+COMPUTE: dict[Any, Callable[..., Any]] = {}  # what each operator calls: for whoever counts what happens inside
 
 
 def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any], flops: Callable[..., int]) -> Any:
@@ -22,4 +23,5 @@ def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any], f
     torch.library.register_fake(f"sot::{name}", fake, lib=LIBRARY)
     packet = getattr(torch.ops.sot, name)
     register_flop_formula(packet)(flops)
+    COMPUTE[packet.default] = compute
     return packet.default

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch.torch_version import TorchVersion
 
 logger = logging.getLogger("sot")
 BACKENDS = ("auto", "numba", "triton", "torch", "reference")
@@ -29,7 +28,7 @@ def installed(package: str) -> bool:
 
 
 HAS_NUMBA = installed("numba")
-HAS_TRITON = installed("triton") and TorchVersion(torch.__version__) >= "2.15"  # the first whose Triton was tried
+HAS_TRITON = installed("triton")  # of torch 2.7 on it is 3.3 or later, which the kernels are written for
 
 
 @dataclass(frozen=True)

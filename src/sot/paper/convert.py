@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -160,7 +159,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     else:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, EOFError, RuntimeError):
+        except Exception:  # torch raises nearly anything of a file that is not its own
             raise ValueError(NO_WEIGHTS.format(path)) from None
     for wrapper in ("state_dict_ema", "state_dict", "model"):
         inner = state.get(wrapper) if isinstance(state, Mapping) else None

@@ -14,19 +14,20 @@ import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch.nn.functional as F
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from sot.data.images import LEFT_OUT
 from sot.errors import SettingError
 from sot.files import write_atomically
+from sot.lock import only_writer
 from sot.models.equip import Equipped
+from sot.models.tokens import Tokens
 from sot.probe.features import Array, Features, clock
 from sot.probe.samples import Samples, encode, key_digest, model_identity
 
@@ -64,22 +65,14 @@ def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Pr
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Be the only process that writes to a cache; the system ends the lock of one that is killed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / "lock")
+    """Be the only process that writes to a cache."""
+    with ExitStack() as stack:
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            logger.warning("Another process computes the cache %s: waiting for it.", folder)
-            lock.acquire()
-    except OSError as error:
-        said = "the cache {} is not complete and cannot be written ({}): choose another {cache}"
-        raise SettingError(said, folder, error.strerror) from error
-    try:
+            stack.enter_context(only_writer(folder, wait=True))
+        except OSError as error:
+            said = "the cache {} is not complete and cannot be written ({}): choose another {cache}"
+            raise SettingError(said, folder, error.strerror) from error
         yield
-    finally:
-        lock.release()
 
 
 class _Cache:
@@ -207,11 +200,7 @@ class _Cache:
         began = clock()
         tokens = encode(self.model, batch)
         seconds = clock() - began
-        words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
-        values = {"words": _half(words), "labels": _labels(batch["labels"])}
-        if tokens.class_token is not None:
-            values["class"] = _half(tokens.class_token)
-        return values, seconds
+        return {**stored_tokens(tokens), "labels": _labels(batch["labels"])}, seconds
 
     def time_unsorted(self) -> None:
         """What a pass over texts would take if they were not sorted by length, by some batches of them."""
@@ -236,6 +225,15 @@ class _Cache:
         seconds, key = sum(self.record["seconds"]), self.record["key"]
         unsorted = self.record.get("unsorted_seconds")
         return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key, unsorted)
+
+
+def stored_tokens(tokens: Tokens) -> dict[str, Array]:
+    """The words of a batch one after the other, and its class tokens, as they are stored."""
+    words = tokens.word_tokens.flatten(0, 1) if tokens.mask is None else tokens.word_tokens[tokens.mask]
+    values = {"words": _half(words)}
+    if tokens.class_token is not None:
+        values["class"] = _half(tokens.class_token)
+    return values
 
 
 def _labels(values: Tensor) -> Array:

@@ -1,94 +1,158 @@
-"""All heads on cached tokens: settings chosen on a part of train, then every seed scored on test once."""
+"""All heads on cached tokens: settings chosen by cross-validation of train, then every seed scored on test once."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.probe.cache import Progress, silent
-from sot.probe.features import Features
-from sot.probe.fitting import Budget, Choice, Target, Time, choose_settings, rank, score_head, train_head
-from sot.probe.heads import count_macs, standardising_head, token_statistics
+from sot.probe.features import Array, Features, clock
+from sot.probe.fitting import Budget, Choice, Target, Time, choose_settings, rank, score_head, score_outputs, train_head
+from sot.probe.heads import PLAIN, count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.outcome import Result
+from sot.probe.plain import plain_outputs
 from sot.probe.samples import key_digest
+from sot.probe.second_order import FittedHead, fit_second_order
+
+SOLVED: dict[str, list[str] | None] = {  # heads that are a convex problem, by the mixtures that they may be
+    **{"class": ["class"], "gap": ["average"], "class+gap": ["class + average"]},
+    "sot": None,
+}
+ENGINE = 2  # of rows that can be compared; 1 chose settings by a held-out fifth, and trained all heads
 
 
 @dataclass
 class Contest:
-    """What the heads compete on; finished rows are in the journal."""
+    """What the heads compete on; finished rows are in the journal.
+
+    With `labels`, so many of each class are drawn anew for every seed; else all are used.
+    """
 
     train: Features
     test: Features
     target: Target
     budget: Budget
     journal: Journal
+    labels: int | None = None
 
     def __post_init__(self) -> None:
-        self.norm: tuple[Tensor, Tensor] = token_statistics(self.train)
+        self.norm_of = lru_cache(maxsize=2)(self._norm)
+        self.solved = lru_cache(maxsize=2)(self._solve)
 
-    def run(self, heads: Mapping[str, HeadConfig], seeds: int, progress: Progress = silent) -> list[Result]:
+    def run(self, heads: Mapping[str, HeadConfig | None], seeds: int, progress: Progress = silent) -> list[Result]:
         """Compute what the journal lacks, and put together what it has."""
-        jobs = [(head, seed) for head in heads.values() for seed in [None, *range(seeds)]]
-        for head, seed in progress(jobs, "Training heads"):
-            self.choice(head) if seed is None else self._scored(head, seed)
-        return [self._result(name, head, seeds) for name, head in heads.items()]
+        jobs = [(name, seed) for name in heads for seed in range(seeds)]
+        title = "Fitting heads" if self.labels is None else f"Fitting heads on {self.labels} labels a class"
+        for name, seed in progress(jobs, title):
+            self._scored(name, heads[name], seed)
+        return [self._result(name, heads[name], seeds) for name in heads]
 
-    def best(self, heads: Mapping[str, HeadConfig]) -> str:
-        """The head that did best on the held-out part of the training set; the test set has no say."""
-        return max(heads, key=lambda name: rank(self.choice(heads[name])))
+    def best(self, heads: Mapping[str, HeadConfig | None]) -> str | None:
+        """The head that did best on what was held out of the training set; the test set has no say."""
+        able = [name for name in heads if name not in PLAIN]
+        return max(able, key=lambda name: rank(self.choice(name, heads[name]))) if able else None
 
-    def choice(self, head: HeadConfig) -> Choice:
-        """Settings of a head."""
-        about = self._about(head, None)
+    def rows(self, seed: int) -> Array:
+        """The training samples of a seed."""
+        if self.labels is None:
+            return self.train.rows
+        draw, classes = np.random.default_rng(seed), self.train.labels[self.train.rows]
+        drawn = [draw.permutation(self.train.rows[classes == each])[: self.labels] for each in np.unique(classes)]
+        return np.sort(np.concatenate(drawn))
+
+    def choice(self, name: str, head: HeadConfig | None, seed: int = 0) -> Choice:
+        """Settings of a head; of drawn labels each draw has its own."""
+        draw = 0 if self.labels is None else seed
+        about = self._about(name, head, None) | ({} if self.labels is None else {"draw": draw})
         row = self.journal.find(**about)
         if row is not None:
             return Choice(**row["choice"])
-        choice = choose_settings(head, self.train, self.norm, self.target, self.budget)
+        if name in SOLVED:
+            chosen = self.solved(name, draw)[0].chosen
+            assert chosen is not None
+            choice = Choice(0.0, chosen.penalty, chosen.score, chosen.loss)
+        else:
+            assert head is not None
+            rows = self.rows(draw)
+            choice = choose_settings(head, self.train, rows, self.norm_of(draw), self.target, self.budget)
         self.journal.add({**about, "choice": asdict(choice)})
         return choice
 
-    def fit(self, head: HeadConfig, seed: int) -> tuple[SecondOrderHead, Time]:
-        """A head trained on all of the training set with the settings chosen for it."""
-        choice = self.choice(head)
-        built = standardising_head(head, self.target.num_outputs, self.norm, seed)
+    def fit(self, name: str, head: HeadConfig | None, seed: int) -> tuple[SecondOrderHead, Time]:
+        """A head fitted on the training set with the settings chosen for it."""
+        if name in SOLVED:
+            fitted, seconds = self.solved(name, seed)
+            return fitted.head, Time(seconds, seconds)
+        assert head is not None
+        choice = self.choice(name, head, seed)
+        built = standardising_head(head, self.target.num_outputs, self.norm_of(seed), seed)
         settings = choice.learning_rate, choice.weight_decay, seed
-        return built, train_head(built, self.train, self.train.rows, self.target, self.budget, *settings)
+        return built, train_head(built, self.train, self.rows(seed), self.target, self.budget, *settings)
 
-    def _scored(self, head: HeadConfig, seed: int) -> dict[str, Any]:
-        about = self._about(head, seed)
+    def _solve(self, name: str, seed: int) -> tuple[FittedHead, float]:
+        began, rows = clock(), self.rows(seed)
+        targets = self.target.one_hot(self.train.labels[rows])
+        fitted = fit_second_order(self.train, rows, targets, self.target, names=SOLVED[name], seed=seed)
+        return fitted, clock() - began
+
+    def _norm(self, seed: int) -> tuple[Tensor, Tensor]:
+        return token_statistics(self.train, self.rows(seed))
+
+    def _scored(self, name: str, head: HeadConfig | None, seed: int) -> dict[str, Any]:
+        about = self._about(name, head, seed)
         row = self.journal.find(**about)
         if row is None:
-            built, time = self.fit(head, seed)
-            score, loss = score_head(built, self.test, self.test.rows, self.target, self.budget.batch_size)
-            row = {**about, "score": score, "loss": loss, "seconds": time.training, "epoch_seconds": time.epoch}
+            if name in PLAIN:
+                began = clock()
+                rows = self.train.rows if name == "majority" else self.rows(seed)  # drawn ones have none
+                outputs = plain_outputs(name, self.train, rows, self.test, self.target)
+                scored = score_outputs(outputs, self.test.labels[self.test.rows], self.target)
+                time = Time(clock() - began, clock() - began)
+            else:
+                self.choice(name, head, seed)  # kept, whatever happens to the training
+                built, time = self.fit(name, head, seed)
+                scored = score_head(built, self.test, self.test.rows, self.target, self.budget.batch_size)
+            times = {"seconds": time.training, "epoch_seconds": time.epoch}
+            row = {**about, "score": scored[0], "loss": scored[1], **times}
             self.journal.add(row)
         return row
 
-    def _about(self, head: HeadConfig, seed: int | None) -> dict[str, Any]:
+    def _about(self, name: str, head: HeadConfig | None, seed: int | None) -> dict[str, Any]:
         """What a row depends on; `seed` None is the choice of settings."""
-        setting = {"train": self.train.key, "test": self.test.key, "task": asdict(self.target)}
+        setting: dict[str, Any] = {"train": self.train.key, "test": self.test.key, "task": asdict(self.target)}
+        setting |= {"engine": ENGINE} | ({} if self.labels is None else {"labels": self.labels})
         digest = key_digest({**setting, "budget": asdict(self.budget)})
-        return {"setting": digest, "seed": seed, "head": head.to_dict()}
+        return {"setting": digest, "seed": seed, "head": name if head is None else head.to_dict()}
 
-    def _result(self, name: str, head: HeadConfig, seeds: int) -> Result:
-        rows, choice = [self._scored(head, seed) for seed in range(seeds)], self.choice(head)
-        built = standardising_head(head, self.target.num_outputs, self.norm)
+    def _result(self, name: str, head: HeadConfig | None, seeds: int) -> Result:
+        rows = [self._scored(name, head, seed) for seed in range(seeds)]
         epoch = statistics.median(row["epoch_seconds"] for row in rows)
+        built = None if name in PLAIN else self._shape(name, head)
+        choice = None if name in PLAIN else self.choice(name, head)
         return Result(
             head=name,
-            config=head,
+            config=None if built is None else built.config,
             scores=[row["score"] for row in rows],
-            params=sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad),
-            macs=count_macs(built, self.train.mean_words),
+            params=0 if built is None else sum(each.numel() for each in built.parameters() if each.requires_grad),
+            macs=0 if built is None else count_macs(built, self.train.mean_words),
             seconds=statistics.mean(row["seconds"] for row in rows),
             epoch_ratio=epoch / self.train.seconds if self.train.seconds else float("nan"),
-            learning_rate=choice.learning_rate,
-            weight_decay=choice.weight_decay,
-            held_out=choice.score,
+            learning_rate=0.0 if choice is None else choice.learning_rate,
+            weight_decay=0.0 if choice is None else choice.weight_decay,
+            held_out=None if choice is None else choice.score,
+            labels=self.labels,
         )
+
+    def _shape(self, name: str, head: HeadConfig | None) -> SecondOrderHead:
+        """A head as large as those that were fitted; what is not of one form, as the first was."""
+        if head is not None:
+            return standardising_head(head, self.target.num_outputs, self.norm_of(0))
+        return self.solved(name, 0)[0].head

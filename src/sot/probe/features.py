@@ -59,7 +59,7 @@ class Features:
     @cached_property
     def rows(self) -> Array:
         """The samples that could be read, which are those to train on and to score."""
-        return np.flatnonzero(~np.isnan(self.labels))
+        return np.flatnonzero(~np.isnan(self.labels).reshape(len(self), -1).any(1))
 
     @cached_property
     def lengths(self) -> Array:

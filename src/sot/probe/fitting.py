@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.evaluation.metrics import text_scores
+from sot.probe.choice import FOLDS, draw_folds, held_out_means, within_one_error
 from sot.probe.features import Array, Batch, Features, clock
 from sot.probe.heads import norm_taken_out, read_for, standardising_head
 
@@ -24,10 +25,14 @@ class Budget:
     """What every head is given: the same epochs, batches and choices."""
 
     epochs: int = 10
+    least_steps: int = 50  # of a training: few samples are gone over more often
     batch_size: int = 64
-    held_out: float = 0.2
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     weight_decays: tuple[float, ...] = (0.01, 0.3)
+
+    def epochs_of(self, samples: int) -> int:
+        """How often so many samples are gone over."""
+        return max(self.epochs, -(-self.least_steps // -(-samples // self.batch_size)))
 
 
 @dataclass(frozen=True)
@@ -36,21 +41,46 @@ class Target:
 
     num_outputs: int
     metric: str = "accuracy"
+    multi_label: bool = False
+
+    @property
+    def link(self) -> str:
+        """What turns logits into what is predicted."""
+        if self.multi_label:
+            return "sigmoid"
+        return "identity" if self.num_outputs == 1 else "softmax"
 
     def targets(self, labels: Array) -> Tensor:
         """What `loss` takes of the labels of a cache; those of samples that could not be read are of no meaning."""
         numbers = torch.from_numpy(labels)
-        return numbers.float() if self.num_outputs == 1 else numbers.nan_to_num().long()
+        return numbers.nan_to_num().long() if self.link == "softmax" else numbers.float()
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether classes count alike in the metric, however many samples they have."""
+        return self.metric in ("mcc", "f1")
+
+    def one_hot(self, labels: Array) -> Tensor:
+        """Targets `(samples, outputs)` of labels."""
+        targets = self.targets(labels)
+        if self.link == "softmax":
+            return torch.eye(self.num_outputs)[targets]
+        return targets.view(len(targets), -1)
 
     def loss(self, head: SecondOrderHead, tokens: Batch, targets: Tensor) -> Tensor:
-        """Cross-entropy, or the squared error of a number."""
+        """Cross-entropy, of several labels that of each, or the squared error of a number."""
         logits, branches = head(*tokens, with_branches=True)
-        return F.mse_loss(logits[:, 0], targets) if self.num_outputs == 1 else head.loss(branches, targets)
+        if self.link == "sigmoid":
+            return F.binary_cross_entropy_with_logits(logits, targets)
+        return F.mse_loss(logits[:, 0], targets) if self.link == "identity" else head.loss(branches, targets)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The settings of a head that did best on the held-out part, and how well."""
+    """The settings of a head that cross-validation chose, and how well they did on what was held out.
+
+    A head that is solved, not trained, has a learning rate of 0, and its penalty for a weight decay.
+    """
 
     learning_rate: float
     weight_decay: float
@@ -64,16 +94,6 @@ class Time:
 
     training: float
     epoch: float
-
-
-def split_rows(rows: Array, held_out: float) -> tuple[Array, Array]:
-    """Rows to fit and rows to choose by, always the same ones."""
-    count = len(rows)
-    if count < 2:
-        raise ValueError(f"{count} training samples are too few to hold out some of them")
-    order = np.random.default_rng(0).permutation(count)
-    number = min(count - 1, max(1, round(count * held_out)))
-    return np.sort(rows[order[number:]]), np.sort(rows[order[:number]])
 
 
 def train_head(
@@ -92,13 +112,14 @@ def train_head(
     whole = _join(trained)
     matrices = whole.detach()[: sum(parameter.numel() for parameter in trained if parameter.ndim > 1)]
     optimizer = torch.optim.Adam([whole], lr=learning_rate, fused=True)
-    steps = budget.epochs * -(-len(rows) // budget.batch_size)
+    epochs = budget.epochs_of(len(rows))
+    steps = epochs * -(-len(rows) // budget.batch_size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     draw, labels = np.random.default_rng(seed), target.targets(features.labels)
     seconds = []
     head.train()
     with norm_taken_out(head) as norm:
-        for _ in range(budget.epochs):
+        for _ in range(epochs):
             began = clock()
             for batch in training_batches(features, draw.permutation(rows), budget.batch_size, draw):
                 loss = target.loss(head, read_for(head, features, batch, norm), labels[batch])
@@ -140,30 +161,53 @@ def _slices(rows: Array, size: int) -> list[Array]:
 
 
 @torch.inference_mode()
+def head_outputs(head: SecondOrderHead, features: Features, rows: Array, batch_size: int) -> Tensor:
+    """Logits of some samples."""
+    with norm_taken_out(head) as norm:
+        return torch.cat([head(*read_for(head, features, batch, norm)) for batch in _slices(rows, batch_size)])
+
+
 def score_head(
     head: SecondOrderHead, features: Features, rows: Array, target: Target, batch_size: int
 ) -> tuple[float, float]:
     """Score and loss on some samples; a head that diverged has the worst of both."""
-    with norm_taken_out(head) as norm:
-        parts = [head(*read_for(head, features, batch, norm)) for batch in _slices(rows, batch_size)]
-    logits = torch.cat(parts).numpy()
+    return score_outputs(head_outputs(head, features, rows, batch_size).numpy(), features.labels[rows], target)
+
+
+def score_outputs(logits: Array, labels: Array, target: Target) -> tuple[float, float]:
+    """Score and loss of logits."""
     if not np.isfinite(logits).all():
         return -np.inf, np.inf
-    scores = text_scores(target.metric, logits, features.labels[rows].astype(float if target.num_outputs == 1 else int))
+    scores = text_scores(target.metric, logits, labels.astype(float if target.num_outputs == 1 else int))
     return scores[target.metric], scores["loss"]
 
 
 def choose_settings(
-    config: HeadConfig, features: Features, norm: tuple[Tensor, Tensor], target: Target, budget: Budget
+    config: HeadConfig,
+    features: Features,
+    rows: Array,
+    norm: tuple[Tensor, Tensor],
+    target: Target,
+    budget: Budget,
 ) -> Choice:
-    """Try every learning rate and weight decay on the one part of the training set, score them on the other."""
-    fit, held_out = split_rows(features.rows, budget.held_out)
-    tried = []
-    for rate, decay in itertools.product(budget.learning_rates, budget.weight_decays):
-        head = standardising_head(config, target.num_outputs, norm)
-        train_head(head, features, fit, target, budget, rate, decay, seed=0)
-        tried.append(Choice(rate, decay, *score_head(head, features, held_out, target, budget.batch_size)))
-    return max(tried, key=rank)
+    """Try every learning rate and weight decay by cross-validation, with one fold where there are many samples.
+
+    Of settings within one standard error of the best score, that of the smallest loss is chosen.
+    """
+    targets = target.one_hot(features.labels[rows])
+    classes = features.labels[rows] if target.link == "softmax" else None
+    folds = torch.from_numpy(draw_folds(classes, len(rows))[:FOLDS])
+    settings = list(itertools.product(budget.learning_rates, budget.weight_decays))
+    outputs = torch.zeros(len(settings), len(folds), *targets.shape)
+    for number, (rate, decay) in enumerate(settings):
+        for fold, fitted in enumerate(folds.numpy()):
+            head = standardising_head(config, target.num_outputs, norm)
+            train_head(head, features, rows[fitted], target, budget, rate, decay, seed=0)
+            outputs[number, fold, ~fitted] = head_outputs(head, features, rows[~fitted], budget.batch_size)
+    chosen = within_one_error(outputs, targets, folds, target.link, target.is_balanced)
+    means = held_out_means(outputs.movedim(-1, 0), folds).movedim(0, -1)[chosen]
+    held_out = (~folds).any(0).numpy()
+    return Choice(*settings[chosen], *score_outputs(means.numpy(), features.labels[rows][held_out], target))
 
 
 def rank(choice: Choice) -> tuple[float, float]:

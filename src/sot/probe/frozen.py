@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import timm
 import torch
 
-from sot.core.head import HeadConfig
-from sot.data.images import load_images
-from sot.data.sources import part_of
+from sot.core.head import HeadConfig, SecondOrderHead
+from sot.data.images import load_images, seeded
+from sot.data.rows import read_rows
+from sot.data.sound_sets import load_sounds
+from sot.data.sources import Subset, part_of
+from sot.data.splits import Split
+from sot.data.tags import PictureColumns, is_picture_table
 from sot.data.texts import TextData
 from sot.errors import SettingError
-from sot.files import one_line
+from sot.files import one_line, write_atomically
+from sot.models.accelerate import accelerate
 from sot.models.equip import Equipped, equip, is_timm
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
 from sot.paper.convert import read_weights
 from sot.probe.fitting import Target
-from sot.probe.samples import Samples, image_samples, text_samples
-from sot.training.run import full_name
+from sot.probe.samples import Samples, image_samples, sound_samples, text_samples
+from sot.training.run_folder import RUN_FILE, full_name
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,9 @@ class FrozenBackbone:
         """The backbone with a new head for two classes."""
         equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
         if equipped.processor is None:
-            raise ValueError(f"{self.name} has no tokenizer or image processor beside it that can be loaded")
+            audio = equipped.config.modality == "audio"
+            kind = "feature extractor" if audio else "tokenizer or image processor"
+            raise ValueError(f"{self.name} has no {kind} beside it that can be loaded")
         return equipped
 
     def _build(self, head: HeadConfig, **arguments: Any) -> Equipped:
@@ -80,7 +91,8 @@ class FrozenBackbone:
 class Data:
     """Samples to train heads on and to score them on; `labels` None is a number to predict.
 
-    `place` is what the saved model remembers, to know its training set again from wherever it is evaluated.
+    `place` is what the saved model remembers, to know its training set again from wherever it is evaluated. `folds`
+    has the fold of each sample where all of them take turns: `train` and `test` are the same then.
     """
 
     name: str
@@ -89,6 +101,7 @@ class Data:
     labels: list[str] | None
     metric: str
     place: str
+    folds: list[str] | None = None
 
     @property
     def target(self) -> Target:
@@ -104,6 +117,27 @@ def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int,
     return Data(spec, train, test, pictures.labels, "accuracy", full_name(spec))
 
 
+def read_sounds(
+    model: Equipped, spec: str, samples: tuple[int, int] = (0, 0), label: str = "label", fold: str | None = None
+) -> Data:
+    """Sounds, as `sot train` names them; `label` and `fold` are columns of a table, and folds take turns."""
+    columns = PictureColumns(label)
+    if fold is None:
+        sounds = load_sounds(spec, Split(stratified=True), columns)
+        train, test = (part_of(part, count) for part, count in zip((sounds.train, sounds.val), samples))
+        parts = [sound_samples(model, part, f"{spec} {name}") for part, name in ((train, "train"), (test, "val"))]
+        return Data(spec, parts[0], parts[1], sounds.labels, "accuracy", full_name(spec))
+    if not is_picture_table(spec) or any(samples):
+        raise SettingError("{fold_column} is for all samples of a table, got {}", spec if not any(samples) else samples)
+    folds = [str(row.get(fold)) for row in read_rows(Path(spec))]
+    sounds = load_sounds(spec, Split(val_share=1), columns)
+    if len(set(folds)) < 2 or len(folds) != len(sounds.val):
+        raise SettingError("{fold_column} {}: {} has no such column of two folds or more", fold, spec)
+    drawn: Any = sounds.val
+    every = sound_samples(model, Subset(drawn, np.argsort(drawn.indices).tolist()), spec)  # in the order of the table
+    return Data(spec, every, every, sounds.labels, "accuracy", full_name(spec), folds)
+
+
 def read_texts(
     model: SoTForSequenceClassification, texts: TextData, name: str, max_length: int, samples: tuple[int, int] = (0, 0)
 ) -> Data:
@@ -116,3 +150,39 @@ def read_texts(
     model.config.text_pairs = texts.train.pairs is not None
     model.processor.model_max_length = max_length  # saved with the model, so that it cuts texts as they are cut here
     return Data(name, train, test, texts.labels, texts.metric, name)
+
+
+def open_backbone(backbone: FrozenBackbone) -> Equipped:
+    """The backbone to compute tokens with; its head is a placeholder that every backbone can have."""
+    with seeded(0):  # weights that are not loaded are the same every time
+        model = backbone.equip(HeadConfig(pool="gap", fusion="word")).eval()
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    return accelerate(model)
+
+
+def with_head(model: Equipped, head: SecondOrderHead, labels: list[str], problem_type: str) -> Equipped:
+    """The backbone of `model`, itself, with a trained head."""
+    config = copy.deepcopy(model.config)
+    if config.layout:
+        config.layout.pop("branches", None)  # the head was trained on the first
+    config.head, config.id2label = head.config.to_dict(), dict(enumerate(labels))
+    config.label2id = {label: number for number, label in enumerate(labels)}
+    config.problem_type = problem_type
+    combined = type(model)(config).eval()
+    combined.backbone, combined.processor = model.backbone, model.processor
+    combined.classifier.load_state_dict(head.state_dict())
+    return combined
+
+
+def save_model(model: Equipped, folder: Path, run: dict[str, Any]) -> None:
+    """All of a model folder or none of it; `run` says what it was trained on. What is not of ours is not replaced."""
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / RUN_FILE).is_file())):
+        raise ValueError(f"{folder} is not a model that sot saved, and would be replaced: choose another folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    model.save_pretrained(partial)
+    write_atomically(partial / RUN_FILE, json.dumps(run, indent=2))
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

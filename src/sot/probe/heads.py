@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sot.core.head import HeadConfig, SecondOrderHead
+from sot.core.head import POOLS, HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.errors import SettingError
 from sot.models.accelerate import accelerate
@@ -23,6 +23,7 @@ POOLINGS: dict[str, dict[str, str | float]] = {
     "ep1": {"pool": "ep", "num_queries": 1},
     "ep8": {"pool": "ep", "num_queries": 8},
     "ep32": {"pool": "ep", "num_queries": 32},
+    "mhc3": {"pool": "mhc3"},
     "gcp": {"pool": "gcp"},
     "mgcrp": {"pool": "mgcrp", "norm": "svpn_fast"},
     "mgcrp-exact": {"pool": "mgcrp", "norm": "svpn"},
@@ -36,16 +37,20 @@ def _config(**settings: str | float) -> HeadConfig:
     return HeadConfig.from_dict({**settings, "pre_norm": True})
 
 
-HEADS: dict[str, HeadConfig] = {
+TRAINED: dict[str, HeadConfig] = {
     "class": _config(fusion="class"),
     **{name: _config(fusion="word", **pooling) for name, pooling in POOLINGS.items()},
     **{f"class+{name}": _config(fusion="sum", **pooling) for name, pooling in POOLINGS.items()},
 }
 
 
+PLAIN = ("majority", "logreg")  # what there is without any head of ours
+HEADS: dict[str, HeadConfig | None] = {**TRAINED, "sot": None, **dict.fromkeys(PLAIN)}  # None: not of one form
+
+
 def choose_heads(
     names: Sequence[str], dim: int, has_class_token: bool, representation: int | None = None
-) -> dict[str, HeadConfig]:
+) -> dict[str, HeadConfig | None]:
     """The heads of these names; `all` are those that a backbone with such tokens can have.
 
     `representation` is the size that second-order poolings come as close to as they can.
@@ -61,8 +66,8 @@ def choose_heads(
     return _sized({name: possible[name] for name in dict.fromkeys(names)}, dim, representation)
 
 
-def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -> dict[str, HeadConfig]:
-    second_order = {name: config for name, config in heads.items() if is_second_order(config)}
+def _sized(heads: dict[str, HeadConfig | None], dim: int, representation: int | None) -> dict[str, HeadConfig | None]:
+    second_order = {name: config for name, config in heads.items() if config is not None and is_second_order(config)}
     if representation is None:
         return heads
     if not second_order:
@@ -77,9 +82,20 @@ def _sized(heads: dict[str, HeadConfig], dim: int, representation: int | None) -
 
 def check_names(names: Sequence[str]) -> None:
     """Refuse names of heads that do not exist, before there is a backbone to ask."""
+    for name in names:
+        _add_foreign(name)
     unknown = [name for name in names if name not in HEADS and name != "all"]
     if unknown or not names:
         raise ValueError(f"unknown head {', '.join(map(repr, unknown)) or '(none)'}; accepted: all, {', '.join(HEADS)}")
+
+
+def _add_foreign(name: str) -> None:
+    """Know the head of a pooling that is not ours, if there is one of this name."""
+    pool = name.removeprefix("class+")
+    if name in HEADS or pool in POOLS.own:
+        return
+    with suppress(ValueError):
+        HEADS[name] = _config(pool=pool, fusion="word" if pool == name else "sum")
 
 
 def is_second_order(config: HeadConfig) -> bool:
@@ -87,7 +103,9 @@ def is_second_order(config: HeadConfig) -> bool:
     return config.pool in ("mgcrp", "gcp") and config.fusion != "class"
 
 
-def _obstacle(config: HeadConfig, dim: int, has_class_token: bool) -> str | None:
+def _obstacle(config: HeadConfig | None, dim: int, has_class_token: bool) -> str | None:
+    if config is None:
+        return None
     if config.fusion != "word" and not has_class_token:
         return "needs a class token, and this backbone has none"
     if config.pool == "ep" and dim % (config.num_queries or 1):
@@ -124,15 +142,16 @@ def read_for(head: SecondOrderHead, features: Features, rows: Array, norm: nn.La
     return features.batch(rows, norm, with_words=head.pool is not None)
 
 
-def token_statistics(features: Features) -> tuple[Tensor, Tensor]:
+def token_statistics(features: Features, rows: Array | None = None) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each channel of the layer-normalised tokens; class tokens weigh as much as all words."""
+    rows = np.arange(len(features)) if rows is None else rows
     moments = torch.zeros(2, 2, features.dim, dtype=torch.float64)  # (class or words, power, dim)
-    for start in range(0, len(features), ROWS_AT_A_TIME):
-        class_token, words = features.batch(np.arange(start, min(len(features), start + ROWS_AT_A_TIME)))
+    for start in range(0, len(rows), ROWS_AT_A_TIME):
+        class_token, words = features.batch(rows[start : start + ROWS_AT_A_TIME])
         for kind, part in enumerate((class_token, None if words is None else words.tokens)):
             if part is not None:
                 moments[kind] += torch.stack([part.double().sum(0), part.double().square().sum(0)])
-    counts = torch.tensor([0 if features.class_tokens is None else len(features), len(features.words)])
+    counts = torch.tensor([0 if features.class_tokens is None else len(rows), int(features.lengths[rows].sum())])
     mean, square = (moments / counts.clamp_min(1)[:, None, None]).sum(0) / (counts > 0).sum()
     deviation = (square - mean.square()).clamp_min(0).sqrt().clamp_min(LEAST_DEVIATION)
     return mean.float(), deviation.float()

@@ -15,17 +15,20 @@ from rich.table import Column, Table
 from sot.core.head import HeadConfig
 from sot.errors import SettingError
 from sot.evaluation.metrics import interval
-from sot.files import as_csv, as_png, rich_table, write_atomically
-from sot.probe.heads import is_second_order
-from sot.training.run import RUN_FILE
+from sot.files import as_csv, rich_table, write_atomically
+from sot.probe.drawing import draw_dots, draw_lines
+from sot.training.run_folder import RUN_FILE
 
 
 @dataclass(frozen=True)
 class Result:
-    """One head: its scores by seed, what it costs, and the settings that the held-out part chose."""
+    """One head: its scores by seed, what it costs, and the settings that cross-validation chose.
+
+    `labels` are those of a class that each seed has drawn, None if it had all. What chooses nothing has no `held_out`.
+    """
 
     head: str
-    config: HeadConfig
+    config: HeadConfig | None
     scores: list[float]
     params: int
     macs: int
@@ -33,7 +36,8 @@ class Result:
     epoch_ratio: float
     learning_rate: float
     weight_decay: float
-    held_out: float
+    held_out: float | None
+    labels: int | None = None
 
     @property
     def mean(self) -> float:
@@ -65,7 +69,8 @@ class ProbeComparison:
     feature_seconds: float
     unsorted_seconds: float | None
     results: list[Result]
-    best: str
+    best: str | None
+    turns: int = 1  # folds that were scored in turn, if that is what scores are of
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -76,9 +81,9 @@ class ProbeComparison:
 
     def caption(self) -> str:
         """What the numbers of the table are."""
-        seeds = len(self.results[0].scores)
+        seeds, what = len(self.results[0].scores), "seed" if self.turns == 1 else "fold"
         caption = (
-            f"mean ± 95 % interval over {seeds} seed{'s'[: seeds > 1]}; "
+            f"mean ± 95 % interval over {seeds} {what}{'s'[: seeds > 1]}; "
             f"best on the held-out part of train: {self.best}; "
             f"epoch: of the {self.feature_seconds:.1f} s the backbone took for train"
         )
@@ -95,12 +100,22 @@ class ProbeComparison:
             Column("head", no_wrap=True),
             (f"{self.metric}, %", "held out", "params", "MACs M", "sec", "epoch"),
         )
-        table = rich_table([name], numbers, title=f"{self.model} on {self.data}", caption=self.caption(), **narrow)
+        columns = [Column("labels", no_wrap=True), name] if self.has_draws else [name]
+        table = rich_table(columns, numbers, title=f"{self.model} on {self.data}", caption=self.caption(), **narrow)
         for result in self.results:
-            cells = [result.score, f"{100 * result.held_out:.2f}", f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
-            style = "bold" if result.head == self.best else None
-            table.add_row(result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style)
+            held_out = "" if result.held_out is None else f"{100 * result.held_out:.2f}"
+            cells = [result.score, held_out, f"{result.params:,}", f"{result.macs / 1e6:.2f}"]
+            labels = [] if not self.has_draws else ["all" if result.labels is None else str(result.labels)]
+            style = "bold" if result.head == self.best and result.labels == self.results[-1].labels else None
+            table.add_row(
+                *labels, result.head, *cells, f"{result.seconds:.1f}", f"{result.epoch_ratio:.2%}", style=style
+            )
         return table
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether labels were drawn."""
+        return any(result.labels is not None for result in self.results)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a head, of plain cells."""
@@ -108,22 +123,9 @@ class ProbeComparison:
         return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
 
     def picture(self) -> bytes:
-        """Score over parameters, with intervals, as PNG."""
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
-        axes = figure.subplots()
-        for result in self.results:
-            half, place = 100 * (interval(result.scores) or 0), (result.params, 100 * result.mean)
-            colour = "C3" if is_second_order(result.config) else "C0"
-            marker = "o" if result.head.startswith("class") else "s"
-            axes.errorbar(*place, half, fmt=marker, color=colour, capsize=3)
-            axes.annotate(result.head, place, (5, 3), textcoords="offset points", fontsize=8)
-        axes.margins(x=0.15)  # room for the names
-        axes.set(xscale="log", xlabel="trained parameters", ylabel=f"{self.metric}, %")
-        axes.set_title(f"{self.model} on {self.data}; red: second order, squares: words alone", fontsize=10)
-        axes.grid(alpha=0.3)
-        return as_png(figure)
+        """Score over labels as lines, or of all labels sorted dots, with intervals, as PNG."""
+        draw = draw_lines if self.has_draws else draw_dots
+        return draw(self.results, f"{self.metric}, %", f"{self.model} on {self.data}")
 
     def write(self, out: Path) -> None:
         """probe.json, probe.csv and probe.png."""

@@ -16,8 +16,10 @@ from torch.utils.data import Subset
 from transformers import DataCollatorWithPadding
 
 from sot.data.images import EvaluationSet, check_processor, processor_transform, stack
+from sot.data.sound_sets import EvaluationSounds, SoundCollate, reading_of
 from sot.data.sources import Stream, file_name
 from sot.data.texts import TextSplit
+from sot.models.audio import clip_seconds, word_count
 from sot.models.equip import Equipped
 from sot.models.from_transformers import check_length
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification
@@ -63,6 +65,28 @@ def image_samples(model: SoTForImageClassification, source: Any, name: str) -> S
         None,
         {"data": data, "transform": model.processor.to_dict()},
     )
+
+
+def sound_samples(model: Any, source: Any, name: str) -> Samples:
+    """Sounds through the feature extractor that is saved with the model, each as often decoded as counted."""
+    reading, processor = reading_of(model, model.processor), model.processor
+    _check_any(source, name)
+    sounds = EvaluationSounds(source, reading)
+    words = [word_count(model, len(sounds[row]["samples"])) for row in range(len(sounds))]
+    data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
+    known = None if None in words else [count or 0 for count in words]
+    transform = transform_identity(model)
+    return Samples(sounds, SoundCollate(processor), known, {"data": data, "transform": transform})
+
+
+def transform_identity(model: Equipped) -> dict[str, Any] | None:
+    """What becomes of a picture or sound before a model reads it; of texts their tokens say it."""
+    if model.config.modality == "text":
+        return None
+    settings: dict[str, Any] = model.processor.to_dict()
+    if model.config.modality == "audio":
+        settings |= {"seconds": clip_seconds(model.config, model.processor)}
+    return {name: value for name, value in settings.items() if name not in ("mel_filters", "window")}
 
 
 def text_samples(

@@ -42,7 +42,7 @@ def _run(folder: Path, recipe: Recipe, fusion: str) -> list[dict[str, Any]]:
     metrics = folder / "metrics.json"
     if not (folder / "model.safetensors").is_file():
         head = HeadConfig.from_dict(recipe.with_head({"fusion": fusion}).head)
-        again = {"resume": metrics.is_file(), "overwrite": not metrics.is_file()}
+        again: dict[str, Any] = {"resume": metrics.is_file(), "overwrite": not metrics.is_file()}
         train_images("sot_7", "digits", folder, recipe, head, report_to="none", **again)
     rows: list[dict[str, Any]] = json.loads(metrics.read_text())
     return rows

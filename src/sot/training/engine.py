@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,80 +13,26 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from sot.files import weights_of, writing
 from sot.models.accelerate import accelerate
+from sot.training.adapters import merge_adapters
 from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
+from sot.training.keeping import DecideAtEpochs, best_of, evaluations
+from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 EMA_FILE = "ema.safetensors"
+BEST = "best"  # folder of the weights to keep, until the run ends
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all processes on the first
 
 
 class Diverged(ValueError):
     """The loss is no longer a number."""
-
-
-def learning_rate_factor(recipe: Recipe, steps_per_epoch: float) -> Callable[[int], float]:
-    """Factor of the base rate at each step: linear warm-up, then cosine, linear or constant, then the final rate."""
-    warmup = recipe.warmup_epochs * steps_per_epoch
-    total = recipe.epochs * steps_per_epoch
-    first, last = recipe.warmup_lr / recipe.lr, recipe.min_lr / recipe.lr
-
-    def factor(step: int) -> float:
-        if step < warmup:
-            return first + (1 - first) * step / warmup
-        progress = min(1.0, (step - warmup) / max(1.0, total - warmup))
-        if recipe.schedule == "constant":
-            return 1.0
-        shape = 1 - progress if recipe.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
-        return last + (1 - last) * shape
-
-    return factor
-
-
-def parameter_groups(model: Any, recipe: Recipe) -> list[dict[str, Any]]:
-    """Groups with their own rate and decay: matrices decay, vectors and what the backbone names do not."""
-    backbone = getattr(model.backbone, "timm_model", model.backbone)
-    exempt = set(backbone.no_weight_decay()) if hasattr(backbone, "no_weight_decay") else set()
-    prefix = "backbone.timm_model." if backbone is not model.backbone else "backbone."
-    scales = _layer_scales(backbone, recipe.layer_decay)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        inner = name.removeprefix(prefix)
-        decays = parameter.ndim > 1 and inner not in exempt
-        scale = recipe.head_lr_multiplier if name.startswith("classifier.") else scales.get(inner, 1.0)
-        key = (recipe.weight_decay if decays else 0.0, recipe.lr * scale)
-        group = groups.setdefault(key, {"params": [], "weight_decay": key[0], "lr": key[1]})
-        group["params"].append(parameter)
-    return list(groups.values())
-
-
-def _layer_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
-    if decay == 1.0:
-        return {}
-    if isinstance(backbone, PreTrainedModel):
-        return _numbered_scales(backbone, decay)
-    names = {id(parameter): name for name, parameter in backbone.named_parameters()}
-    groups = param_groups_layer_decay(backbone, layer_decay=decay)
-    return {names[id(p)]: float(group["lr_scale"]) for group in groups for p in group["params"]}
-
-
-def _numbered_scales(backbone: nn.Module, decay: float) -> dict[str, float]:
-    """By the first number in a name of Hugging Face's: embeddings come before all layers, what is left after them."""
-    names = [name for name, _ in backbone.named_parameters()]
-    layers = {name: int(found[1]) + 1 for name in names if (found := re.search(r"\.(\d+)\.", name))}
-    if not layers:
-        raise ValueError(f"layer_decay must be 1 for {type(backbone).__name__}, which has no layers, got {decay}")
-    first, top = names.index(next(iter(layers))), max(layers.values()) + 1
-    rest = {name: 0 if index < first or "emb" in name else top for index, name in enumerate(names)}
-    return {name: decay ** (top - layer) for name, layer in {**rest, **layers}.items()}
 
 
 class Average:
@@ -149,18 +93,6 @@ class KeepAverage(TrainerCallback):
         self.trainer.average.update(kwargs["model"])
 
 
-class EvaluateEvery(TrainerCallback):
-    """Leaves out the evaluations that the recipe does not ask for, and the last: `execute` has its own."""
-
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After Trainer has decided."""
-        epoch = round(state.epoch)
-        control.should_evaluate &= epoch % self.epochs == 0 and epoch < args.num_train_epochs
-
-
 class SoTTrainer(Trainer):
     """Trainer for one recipe; it accelerates the model before anything wraps it."""
 
@@ -174,7 +106,7 @@ class SoTTrainer(Trainer):
         self.average: Average | None = None
         self.resumed_from: Path | None = None
         self.staging = False
-        self.add_callback(EvaluateEvery(recipe.evaluate_every))
+        self.add_callback(DecideAtEpochs(recipe))
         if recipe.ema > 0:
             self.add_callback(KeepAverage(self))
 
@@ -199,19 +131,47 @@ class SoTTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """As usual, but a loss that is no number ends the run at once."""
         loss: Tensor = super().training_step(model, inputs, *args, **kwargs)
-        if not torch.isfinite(loss):
-            last = last_whole_checkpoint(Path(self.args.output_dir))
-            rate = self.optimizer.param_groups[0]["lr"]
-            kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
-            raise Diverged(
-                f"the loss is {loss.item()} at step {self.state.global_step}, learning rate {rate:.3g}; {kept}"
-            )
+        self._check_finite("the loss", loss)
         return loss
 
+    def compute_loss(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """As usual; a frozen backbone neither drops units nor follows the statistics of batches."""
+        if self.recipe.freeze and model.training:
+            self.accelerator.unwrap_model(model).backbone.eval()
+        return super().compute_loss(model, *args, **kwargs)
+
+    def _check_finite(self, what: str, *values: Tensor) -> None:
+        bad = next((value for value in values if not torch.isfinite(value).all()), None)
+        if bad is None:
+            return
+        last = last_whole_checkpoint(Path(self.args.output_dir))
+        group = {"lr": 1.0} if self.optimizer is None else self.optimizer.param_groups[0]
+        rate = self.recipe.lr * group["lr"] / group.get("initial_lr", group["lr"])  # groups have rates of their own
+        kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
+        said = f"{what} is {bad.item()}" if bad.numel() == 1 else f"{what} are no longer numbers"
+        where = f"at step {self.state.global_step}, learning rate {rate:.3g}"
+        raise Diverged(f"training diverged: {said} {where}: try a smaller lr; {kept}")
+
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """With the averaged weights, if the recipe averages them."""
+        """With the averaged weights, if the recipe averages them; those to keep so far are written."""
+        self._check_finite("the weights", *(weight.detach() for weight in self.model.parameters()))
         with nullcontext() if self.average is None else self.average.worn_by(self.model):
-            return dict(super().evaluate(*args, **kwargs))
+            scores = dict(super().evaluate(*args, **kwargs))
+        self._check_finite("the loss of the evaluation", torch.tensor(scores.get("eval_loss", 0.0)))
+        if self.recipe.metric is not None:
+            rows = evaluations(self.state.log_history, self.recipe.metric)
+            if best_of(rows, self.recipe.metric) == len(rows) - 1:
+                self._keep_best()
+        return scores
+
+    def _keep_best(self) -> None:
+        """Put the model as it was evaluated beside the checkpoints, whole or not at all."""
+        out = Path(self.args.output_dir)
+        self.save_best(out / UNFINISHED / BEST)
+        if self.is_world_process_zero():
+            finish_checkpoint(out / UNFINISHED / BEST, out / BEST)
+            shutil.rmtree(out / UNFINISHED)
+        self.accelerator.wait_for_everyone()
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Logits in float32, whatever the model computes in, and no loss.
@@ -225,9 +185,17 @@ class SoTTrainer(Trainer):
     def save_best(self, folder: Path) -> None:
         """The trained model in Hugging Face layout; every process has to call this."""
         average = self.average
-        weights = get_model_state_dict(self.model, options=WHOLE) if average is None else average.whole(self.model)
+        whole: Any = get_model_state_dict(self.model, options=WHOLE) if average is None else average.whole(self.model)
         if self.is_world_process_zero():
-            self.model.save_pretrained(folder, state_dict=weights)
+            model, weights = merge_adapters(self.model, whole)
+            staged = folder / UNFINISHED
+            try:
+                with writing(folder / "model.safetensors"):
+                    model.save_pretrained(staged, state_dict=weights)
+                    for file in staged.iterdir():
+                        os.replace(file, folder / file.name)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
 
     # --- checkpoints: written elsewhere, then moved into place whole
 
@@ -239,6 +207,7 @@ class SoTTrainer(Trainer):
         out, name = Path(self.args.output_dir), f"checkpoint-{self.state.global_step}"
         if (out / name / MANIFEST).is_file():
             return
+        self._check_finite("the weights", *(weight.detach() for weight in self.model.parameters()))
         self.staging = True
         with self._going_on_without(name):
             super()._save_checkpoint(model, trial)
@@ -272,6 +241,14 @@ class SoTTrainer(Trainer):
         missing = [name for name in load_result.missing_keys if weights[name].data_ptr() not in there]
         if missing:
             raise ValueError(f"the checkpoint lacks {len(missing)} weights of the model, first {missing[0]}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with weights_of(str(checkpoint)):  # which transformers reads by pickle, of tensors and numbers alone
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with weights_of(str(checkpoint)):
+            super()._load_rng_state(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)

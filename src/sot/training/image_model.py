@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,20 +18,35 @@ from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
 from sot.training.augmentation import train_transform
 from sot.training.recipe import Recipe
+from sot.training.starting import continue_from, is_trained
+
+NO_WEIGHTS = (
+    "the published weights of {} cannot be downloaded: connect to the hub, give them as {weights}, "
+    "or train from random ones by {recipe} scratch ({})"
+)
 
 
-def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool) -> Any:
+def build_model(
+    name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool, multi_label: bool = False
+) -> Any:
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
     _check_arguments(recipe.model_args)
-    if not is_timm(name):
-        return _build_from_transformers(name, labels, recipe, head, pretrained)
+    if multi_label and (recipe.mixup or recipe.cutmix):
+        raise ValueError("mixup and cutmix mix pictures of one class each: set both to 0 where they may have several")
+    common = _options(labels, recipe, pretrained, multi_label)
+    if is_trained(name) or not is_timm(name):
+        return _build_from_transformers(name, recipe, head, common)
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
     arguments = {**recipe.model_args, **{key: value for key, value in wanted.items() if value is not None}}
-    options = {**_options(labels, recipe, pretrained), "embed": recipe.embed}
+    options = {**common, "embed": recipe.embed}
 
     def make(chosen: HeadConfig, model_args: dict[str, Any]) -> Any:
         try:
             return equip(name, head=chosen, model_args=model_args, **options)
+        except OSError as error:
+            if not pretrained or Path(name).is_dir():
+                raise
+            raise SettingError(NO_WEIGHTS, name, one_line(error)) from error
         except (TypeError, RuntimeError, AssertionError) as error:
             if isinstance(error, TypeError) and "img_size" in model_args:  # not of models that take any size
                 built = make(chosen, {key: value for key, value in model_args.items() if key != "img_size"})
@@ -38,17 +54,19 @@ def build_model(name: str, labels: list[str], recipe: Recipe, head: HeadConfig |
                 return built
             raise ValueError(f"{name} cannot be built with {model_args}: {one_line(error)}") from error
 
-    return _with_head(head, lambda chosen: make(chosen, arguments))
+    return with_plain_head(head, lambda chosen: make(chosen, arguments))
 
 
-def _build_from_transformers(
-    name: str, labels: list[str], recipe: Recipe, head: HeadConfig | None, pretrained: bool
-) -> Any:
+def _build_from_transformers(name: str, recipe: Recipe, head: HeadConfig | None, common: dict[str, Any]) -> Any:
     settings = {"drop_path": recipe.drop_path, "embed": recipe.embed, "model_args": recipe.model_args}
     for setting, value in settings.items():
         if value:
             raise ValueError(f"{setting} is for timm models, and {name} is none, got {setting}={value}")
-    built = _with_head(head, lambda chosen: equip(name, head=chosen, **_options(labels, recipe, pretrained)))
+    if is_trained(name):
+        loss = {key: common[key] for key in ("label_smoothing", "problem_type")}
+        built = continue_from(name, common["labels"], head, loss)
+    else:
+        built = with_plain_head(head, lambda chosen: equip(name, head=chosen, **common))
     if built.config.modality != "image":
         raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
     if built.processor is None:
@@ -77,12 +95,14 @@ def _check_reading(built: SoTForImageClassification, name: str) -> None:
     built.train(mode)
 
 
-def _options(labels: list[str], recipe: Recipe, pretrained: bool) -> dict[str, Any]:
+def _options(labels: list[str], recipe: Recipe, pretrained: bool, multi_label: bool) -> dict[str, Any]:
     smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
-    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+    problem = "multi_label_classification" if multi_label else None
+    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing, "problem_type": problem}
 
 
-def _with_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
+def with_plain_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
+    """What `make` makes of a head; without one, of the class token, or of the average where there is none."""
     if head is not None:
         return make(head)
     try:

@@ -12,17 +12,16 @@ from typing import Any
 
 import yaml
 
-from sot.core.head_config import HeadConfig, applicable, merge_head
-
 CHOICES = {
-    "task": ("image", "text"),
+    "task": ("image", "text", "audio"),
     "schedule": ("cosine", "linear", "constant"),
     "precision": ("float32", "bfloat16", "float16"),
 }
-LEAST = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "img_size": 1}
+LEAST = {"epochs": 1, "batch_size": 1, "evaluate_every": 1, "max_length": 1, "img_size": 1, "seconds": 0.1}
 NOT_NEGATIVE = (
     *("cooldown_epochs", "lr", "warmup_epochs", "warmup_lr", "adam_epsilon", "weight_decay", "max_grad_norm"),
     *("layer_decay", "head_lr_multiplier", "train_samples", "mixup", "cutmix", "color_jitter", "seed"),
+    *("min_steps", "patience", "lora"),
 )
 SHARES = ("erasing", "flip", "label_smoothing", "drop_path", "ema")
 
@@ -35,6 +34,7 @@ class Recipe:
     task: str = "image"
     # optimisation
     epochs: int = 10
+    min_steps: int = 0  # more epochs where data are so few that these have fewer steps
     cooldown_epochs: int = 0  # after `epochs`, at the final rate
     batch_size: int = 64  # over all processes and accumulation steps
     lr: float = 1e-3
@@ -50,11 +50,19 @@ class Recipe:
     head_lr_multiplier: float = 1.0
     ema: float = 0.0
     label_smoothing: float = 0.0
+    tune_thresholds: bool = (
+        False  # of several labels a sample: for each the one with the best F1 on the development set
+    )
+    balance: bool = False  # weigh classes in the loss so that each counts as much, however many samples it has
     evaluate_every: int = 1  # epochs; and after the last
+    metric: str | None = None  # keep the evaluation that is best by this score; auto is the task's own, null the last
+    patience: int = 0  # stop after so many evaluations without a better one
     seed: int = 0
     precision: str = "float32"  # of autocast; the head's matrices stay in float32
     compile: bool = False  # torch.compile: pays off in long runs
     # the model
+    freeze: bool = False  # train the head alone
+    lora: int = 0  # rank of low-rank adapters, trained in place of the backbone
     head: dict[str, Any] = field(default_factory=dict)
     drop_path: float = 0.0
     embed: str | None = None  # token embedding in place of the timm model's own
@@ -73,6 +81,8 @@ class Recipe:
     # text
     max_length: int = 128
     group_by_length: bool = False  # texts of like length share a batch: less padding
+    # sounds
+    seconds: float | None = None  # read of each at most; null is the window of the model, or ten
     # what the paper searched
     grid: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -81,9 +91,20 @@ class Recipe:
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
         _check_numbers(self)
+        if self.patience and self.metric is None:
+            raise ValueError(f"patience {self.patience} needs a metric that could get better, got metric null")
+        if self.freeze and self.lora:
+            raise ValueError(f"freeze leaves the backbone as it is, and lora {self.lora} adapts it: set one of them")
+        self._check_slowly()
+
+    def _check_slowly(self) -> None:
+        """What needs other libraries, after all that does not."""
         if self.rand_augment is not None:
             _check_augmentation(self.rand_augment)
-        HeadConfig.from_dict(self.head)
+        if self.head:
+            from sot.core.head_config import HeadConfig
+
+            HeadConfig.from_dict(self.head)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -104,18 +125,32 @@ class Recipe:
             name, value = parse_setting(setting)
             if name.startswith("head."):
                 head[name.removeprefix("head.")] = value
+            elif name.startswith("model_args."):
+                values["model_args"] = {**values["model_args"], name.removeprefix("model_args."): value}
             else:
                 values[name] = value
         if values["task"] != self.task:
             raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
         if head:
+            from sot.core.head_config import applicable, merge_head
+
             merged = merge_head(_convert("head", values["head"], dict), head)
             values["head"] = applicable(merged) if fit_head else merged
         return Recipe.from_dict(values)
 
     def with_head(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with settings of its head changed; see `merge_head`."""
+        from sot.core.head_config import merge_head
+
         return replace(self, head=merge_head(self.head, settings))
+
+    def for_samples(self, samples: int) -> Recipe:
+        """The recipe for so many samples: with more epochs, about ten of them evaluated, up to `min_steps`."""
+        epochs = math.ceil(self.min_steps / math.ceil(samples / self.batch_size))
+        if epochs <= self.epochs:
+            return self
+        warmup, evaluate_every = self.warmup_epochs * epochs / self.epochs, max(self.evaluate_every, epochs // 10)
+        return replace(self, epochs=epochs, warmup_epochs=warmup, evaluate_every=evaluate_every)
 
     def to_yaml(self) -> str:
         """The recipe as it stands, every key of it."""
@@ -142,8 +177,8 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in SHARES:
         if not 0 <= getattr(recipe, name) <= 1:
             raise ValueError(f"{name} must be between 0 and 1, got {getattr(recipe, name)}")
-    if not 0 <= recipe.min_lr <= recipe.lr:
-        raise ValueError(f"min_lr must be between 0 and lr = {recipe.lr}, got {recipe.min_lr}")
+    if not 0 <= recipe.min_lr <= recipe.lr or recipe.lr == 0:
+        raise ValueError(f"lr must be above 0, min_lr must be between 0 and lr, got {recipe.lr} and {recipe.min_lr}")
     if not all(0 <= beta < 1 for beta in recipe.betas):
         raise ValueError(f"betas must be at least 0 and below 1, got {list(recipe.betas)}")
     if not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
@@ -207,6 +242,17 @@ def recipe_names() -> list[str]:
 
 def load_recipe(name: str) -> Recipe:
     """A recipe by its name, or from a YAML file of the user's."""
+    return Recipe.from_dict(_read(name))
+
+
+def check_settings(name: str, settings: Iterable[str]) -> None:
+    """Refuse a name or settings of a recipe that are wrong, as far as that is known without loading torch."""
+    slow = ("head", "rand_augment")
+    quick = {key: value for key, value in _read(name).items() if key not in slow}
+    Recipe.from_dict(quick).changed([setting for setting in settings if not setting.startswith(slow)])
+
+
+def _read(name: str) -> dict[str, Any]:
     if name.endswith((".yaml", ".yml")):
         if not Path(name).is_file():
             raise FileNotFoundError(f"no such recipe file: {name}")
@@ -217,8 +263,8 @@ def load_recipe(name: str) -> Recipe:
         raise ValueError(f"unknown recipe {name!r}; accepted: {', '.join(recipe_names())}, or a .yaml file")
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{name} must hold a mapping of recipe keys, got {type(values).__name__}")
-    return Recipe.from_dict(values)
+    return values

@@ -1,126 +1,164 @@
-"""A run folder: what is in it beside the model, and who may write to it."""
+"""What a run does beside training: it tells how it goes, keeps what is best, and leaves the model and its card."""
 
 from __future__ import annotations
 
 import json
+import logging
+import os
 import shutil
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import ProgressCallback, TrainerCallback
 
-from sot.core.head import HeadConfig
-from sot.errors import SettingError
+from sot.errors import Interrupted
 from sot.files import as_csv, as_png, read_object, write_atomically
+from sot.models.card import card
 from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
-from sot.training.checkpoints import UNFINISHED, last_whole_checkpoint
-from sot.training.engine import SoTTrainer
+from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
+from sot.training.engine import BEST, SoTTrainer
+from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
 from sot.training.recipe import Recipe
 
-RUN_FILE = "run.json"
-
-
-def full_name(name: str) -> str:
-    """A local path in full, so that it means the same from everywhere; any other name as it is."""
-    if name == "digits":  # the built-in set, even where there is a folder of this name
-        return name
-    if Path(name).exists():
-        return str(Path(name).resolve())
-    kind, _, root = name.partition("@")
-    return f"{kind}@{Path(root).resolve()}" if root and kind.startswith(("torch/", "wds/")) else name
-
-
-def open_run(out: Path, identity: Mapping[str, Any], recipe: Recipe, resume: bool, overwrite: bool) -> None:
-    """Prepare the folder of a run; one that exists needs `resume`, of the same model and data, or `overwrite`."""
-    if resume and overwrite:
-        raise SettingError("{resume} continues the run in {} and {overwrite} replaces it: give one of them", out)
-    check_folder(out)
-    used = out.exists() and any(path.name != f".{RUN_FILE}.partial" for path in out.iterdir())  # of a killed start
-    if used and not (resume or overwrite):
-        raise SettingError("{} exists: continue it with {resume} or replace it with {overwrite}", out)
-    if used and resume:
-        _check_same_run(out, {**identity, "recipe": recipe.to_yaml()})
-    if used and overwrite:
-        _check_replaceable(out, identity)
-    processes = PartialState()
-    processes.wait_for_everyone()  # all have looked before one writes
-    if processes.is_main_process:
-        if used and resume:
-            shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-        elif used:
-            _empty(out)
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomically(out / RUN_FILE, json.dumps({**identity, "recipe": recipe.to_yaml()}, indent=2))
-        write_atomically(out / "recipe.yaml", recipe.to_yaml())
-    processes.wait_for_everyone()
-
-
-def check_folder(folder: Path, rule: str = "{out} must be a folder") -> None:
-    """Raise ValueError where a folder can be neither opened nor made: there is a file, in its place or above."""
-    found = next(path for path in (folder, *folder.parents) if path.exists())
-    if not found.is_dir():
-        raise SettingError(f"{rule}, and {{}} is a file", found)
-
-
-def _check_replaceable(out: Path, identity: Mapping[str, Any]) -> None:
-    """Raise ValueError unless `out` is a run, and nothing that is in use lies inside."""
-    if not (out / RUN_FILE).is_file():
-        said = "{} is not the folder of a run: it has no {}, and {overwrite} replaces runs only"
-        raise SettingError(said, out, RUN_FILE)
-    named = {name: value for name in ("model", "data", "source", "dev") if isinstance(value := identity.get(name), str)}
-    for what, name in {"current directory": str(Path.cwd()), **named}.items():
-        place = Path(full_name(name))
-        place = place if place.is_absolute() else Path(full_name(name).partition("@")[2])
-        if place.is_absolute() and place.is_relative_to(out.resolve()):  # other names are no local paths
-            raise SettingError("{overwrite} would delete the {}, which is in {}: choose another {out}", what, out)
-
-
-def _empty(out: Path) -> None:
-    """Remove a run except its run.json, which is written anew: without it an interrupted removal would be no run."""
-    for path in out.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != RUN_FILE:
-            path.unlink()
-
-
-def _check_same_run(out: Path, identity: Mapping[str, Any]) -> None:
-    file = out / RUN_FILE
-    if not file.is_file():
-        raise ValueError(f"{out} is not the folder of a run: it has no {RUN_FILE}")
-    before = read_object(file)
-    for name, value in identity.items():
-        same = before.get(name) == value
-        if name in ("model", "data") and isinstance(before.get(name), str):  # however a path is spelt
-            same = full_name(before[name]) == full_name(value)
-        if name == "head" and before.get(name) and value:
-            same = HeadConfig.from_saved(before[name]).to_dict() == value
-        if not same:
-            was = "another recipe" if name == "recipe" else f"{name} {before.get(name)!r}, not {value!r}"
-            raise ValueError(f"{out} is a run of {was}: resume it as it was started, or choose another folder")
+logger = logging.getLogger("sot")
+KEPT_FILE = "kept.json"  # what was kept, and its scores: written last
+Say = Callable[[str], None]
 
 
 def execute(
-    trainer: SoTTrainer, identity: Mapping[str, Any], recipe: Recipe, out: Path, resume: bool, labels: list[str]
+    trainer: SoTTrainer,
+    identity: Mapping[str, Any],
+    recipe: Recipe,
+    out: Path,
+    resume: bool,
+    labels: list[str],
+    say: Say | None = None,
 ) -> dict[str, float]:
     """Train, from the last whole checkpoint if asked to, evaluate, and leave the model and its card in the folder."""
     checkpoint = last_whole_checkpoint(out) if resume else None
+    signals = StopOnSignal()
+    trainer.add_callback(signals)
     trainer.add_callback(Report(out, identity["model"]))
     if sys.stderr.isatty():
         trainer.add_callback(Progress())
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    metrics = {key: value for key, value in trainer.evaluate().items() if _is_score(key)}
-    trainer.save_best(out)
+    elif say is not None:
+        trainer.add_callback(Lines(say, recipe))
+    history = _history(checkpoint)
+    if stops_early(history, recipe):  # before it was interrupted: a further step would be one too many
+        trainer.state.log_history = history
+    else:
+        with signals.listening():
+            _train(trainer, checkpoint, signals, out)
+        if not stops_early(trainer.state.log_history, recipe):
+            trainer.evaluate()
+    return _finish(trainer, identity, recipe, out, labels)
+
+
+def _history(checkpoint: Path | None) -> list[dict[str, Any]]:
+    return [] if checkpoint is None else list(read_object(checkpoint / "trainer_state.json")["log_history"])
+
+
+def _train(trainer: SoTTrainer, checkpoint: Path | None, signals: StopOnSignal, out: Path) -> None:
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if signals.received is None or trainer.state.global_step >= trainer.state.max_steps:
+            return
+    except KeyboardInterrupt:
+        pass
+    raise Interrupted(signals.received or 2, last_whole_checkpoint(out))
+
+
+def _finish(
+    trainer: SoTTrainer, identity: Mapping[str, Any], recipe: Recipe, out: Path, labels: list[str]
+) -> dict[str, float]:
+    """Leave the model that is kept and its card; returns its scores."""
+    history = trainer.state.log_history
+    kept = kept_evaluation(history, recipe)
+    epoch, stopped = round(kept.pop("epoch", 0)), stops_early(history, recipe)
+    if recipe.metric is None:
+        trainer.save_best(out)
     if trainer.is_world_process_zero():
-        write_atomically(out / "README.md", model_card(identity, recipe, metrics, labels, trainer.model.config.head))
-    return metrics
+        if recipe.metric is not None and (out / BEST).is_dir():
+            _move_files(out / BEST, out)
+        told = kept_words(recipe, epoch, stopped)
+        written = model_card(identity, recipe, kept, labels, trainer.model.config.head, told)
+        write_beside(out / "README.md", written)
+        write_atomically(out / KEPT_FILE, json.dumps({"epoch": epoch, "metric": recipe.metric, **kept}, indent=1))
+    return kept
 
 
-def _is_score(name: str) -> bool:
-    return name.startswith("eval_") and not name.endswith(("_per_second", "_runtime"))
+def write_beside(path: Path, content: str | bytes) -> None:
+    """Write a file that a run can do without: a full disk costs this file, and not the run."""
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        logger.warning("%s; the run goes on.", error)
+
+
+def kept_words(recipe: Recipe, epoch: int, stopped: bool) -> str:
+    """Which evaluation was kept and why, in a sentence."""
+    last = recipe.epochs + recipe.cooldown_epochs
+    if recipe.metric is None:
+        return f"The last of {last} epochs was kept."
+    why = f", and training stopped after {recipe.patience} evaluations that were no better" if stopped else ""
+    return f"Epoch {epoch} of {last} was kept, the best by {recipe.metric} on the validation set{why}."
+
+
+def _move_files(source: Path, target: Path) -> None:
+    """Move a whole model into place, its weights last: a folder with weights is one that is finished."""
+    (source / MANIFEST).unlink(missing_ok=True)
+    for file in sorted(source.iterdir(), key=lambda file: file.suffix == ".safetensors"):
+        os.replace(file, target / file.name)
+    shutil.rmtree(source)
+
+
+class Lines(TrainerCallback):
+    """One plain line an epoch: loss, score, rate and the time left."""
+
+    def __init__(self, say: Say, recipe: Recipe) -> None:
+        self.say, self.recipe = say, recipe
+        self.begun, self.first_step, self.logged = time.monotonic(), 0, dict[str, Any]()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The time is that of this process, however much was done before."""
+        self.begun, self.first_step = time.monotonic(), state.global_step
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Wait for the scores, if there will be any."""
+        if "loss" in logs:
+            usual = kwargs["optimizer"].param_groups[0]["initial_lr"]  # groups have rates of their own
+            self.logged = {**logs, "learning_rate": self.recipe.lr * logs["learning_rate"] / usual}
+            last = round(state.epoch) == args.num_train_epochs
+            if not control.should_evaluate and not last:
+                self._line(state, args, {})
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        """With the scores."""
+        self._line(state, args, metrics or {})
+
+    def _line(self, state: Any, args: Any, scores: Mapping[str, float]) -> None:
+        parts = [f"loss {self.logged['loss']:.4f}"] if "loss" in self.logged else []
+        shown = [f"eval_{name}" for name in dict.fromkeys(("loss", "accuracy", self.recipe.metric)) if name]
+        parts += [
+            f"{'val ' if name == 'eval_loss' else ''}{name[5:]} {scores[name]:.4f}" for name in shown if name in scores
+        ]
+        parts += [f"lr {self.logged['learning_rate']:.2e}"] if "learning_rate" in self.logged else []
+        done = state.global_step - self.first_step
+        left = (time.monotonic() - self.begun) / max(1, done) * (state.max_steps - state.global_step)
+        if state.is_world_process_zero:
+            epoch = f"epoch {round(state.epoch)} of {round(args.num_train_epochs)}"
+            self.say(f"{epoch}: {', '.join(parts)}, {in_words(left)} left")
+            self.logged = {}
+
+
+def in_words(seconds: float) -> str:
+    """A time as people say it: 45 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress(ProgressCallback):
@@ -143,9 +181,9 @@ class Report(TrainerCallback):
         """Trainer calls this on every process; one writes."""
         if state.is_world_process_zero:
             rows = epochs_of(state.log_history)
-            write_atomically(self.out / "metrics.csv", as_csv(rows))
-            write_atomically(self.out / "metrics.json", json.dumps(rows, indent=1))
-            write_atomically(self.out / "curves.png", draw_curves({self.title: rows}))
+            write_beside(self.out / "metrics.csv", as_csv(rows))
+            write_beside(self.out / "metrics.json", json.dumps(rows, indent=1))
+            write_beside(self.out / "curves.png", draw_curves({self.title: rows}))
 
 
 def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -156,7 +194,7 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row = rows.setdefault(epoch, {"epoch": epoch})
         keep = {"loss": "train_loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
         row |= {name: entry[key] for key, name in keep.items() if key in entry}
-        row |= {key: value for key, value in entry.items() if _is_score(key)}
+        row |= {key: value for key, value in entry.items() if is_score(key)}
     return [row for _, row in sorted(rows.items()) if len(row) > 1]
 
 
@@ -190,35 +228,18 @@ def model_card(
     identity: Mapping[str, Any],
     recipe: Recipe,
     metrics: Mapping[str, float],
-    labels: list[str],
+    labels: Sequence[str],
     head: Mapping[str, Any],
+    kept: str = "",
 ) -> str:
-    """README.md of a trained model."""
-    usual = HeadConfig(pool=head["pool"], fusion=head["fusion"]).to_dict()
-    named = ["fusion"] if head["fusion"] == "class" else ["fusion", "pool"]
-    settings = {name: value for name, value in head.items() if value != usual[name] or name in named}
-    scores = "\n".join(f"| {name.removeprefix('eval_')} | {value:.4f} |" for name, value in metrics.items())
-    shown = ", ".join(labels[:20]) + (", …" if len(labels) > 20 else "")
-    return f"""---
-library_name: transformers
-tags: [sot, second-order]
----
-# {identity["model"]} on {identity["data"]}
-
-Trained by `sot {identity["command"]}` with the head {settings}.
-
-| validation | |
-|---|---|
-{scores}
-
-Classes: {shown}.
-
-```python
-import sot
-from transformers import pipeline
-
-classify = pipeline("{"image" if recipe.task == "image" else "text"}-classification", "this folder")
-```
-
-Recipe: `recipe.yaml`. Metrics by epoch: `metrics.csv`. ![curves](curves.png)
-"""
+    """README.md of a trained model; `kept` says which epoch it is of."""
+    written = card(
+        f"{identity['model']} on {identity['data']}",
+        list(labels),
+        recipe.task,
+        head,
+        f"Trained by `sot {identity['command']}`. {kept}".strip(),
+        metrics={name.removeprefix("eval_"): value for name, value in metrics.items()},
+        dataset=identity["data"],
+    )
+    return f"{written}\nRecipe: `recipe.yaml`. Metrics by epoch: `metrics.csv`. ![curves](curves.png)\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,28 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from sot.core.head import HeadConfig
-from sot.data.images import LEFT_OUT, ImageSet, TrainingStream, evaluation_set, load_images, processor_transform, stack
-from sot.data.sources import ImageData, Stream, part_of
-from sot.evaluation.metrics import cross_entropy, top_k
+from sot.data.images import (
+    LEFT_OUT,
+    ImageSet,
+    TrainingStream,
+    evaluation_set,
+    load_images,
+    processor_transform,
+    stack,
+    without_unreadable,
+)
+from sot.data.sources import ImageData, Stream, class_numbers, part_of
+from sot.data.tags import PictureColumns
+from sot.evaluation.metrics import image_scores
+from sot.evaluation.multi_label import MultiLabelMetrics, multi_label_scores
 from sot.training.augmentation import Collate, train_transform
+from sot.training.conduct import Conduct, Job, adapted
 from sot.training.engine import SoTTrainer
 from sot.training.image_model import build_model, data_config
 from sot.training.recipe import Recipe
-from sot.training.run import execute, full_name, open_run, show_bars_on_terminals_only
+from sot.training.run import show_bars_on_terminals_only
+from sot.training.run_folder import full_name
+from sot.training.starting import prepare
 
 
 def compilers() -> tuple[str, str]:
@@ -87,14 +103,9 @@ def world_size() -> int:
 
 
 def image_metrics(prediction: Any) -> dict[str, float]:
-    """Top-1 and top-5 accuracy, and the loss."""
+    """The scores of pictures that could be read."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    logits, labels = logits[labels != LEFT_OUT], labels[labels != LEFT_OUT]
-    return {
-        "loss": cross_entropy(logits, labels),
-        "accuracy": top_k(logits, labels, 1),
-        "top5": top_k(logits, labels, 5),
-    }
+    return image_scores(logits[labels != LEFT_OUT], labels[labels != LEFT_OUT])
 
 
 class TellEpoch(TrainerCallback):
@@ -102,7 +113,7 @@ class TellEpoch(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Before the first picture of an epoch is asked for."""
-        kwargs["train_dataloader"].dataset.set_epoch(round(state.epoch))
+        kwargs["train_dataloader"].dataset.set_epoch(math.floor(state.epoch))  # a run may go on in the middle of one
 
 
 class ImageTrainer(SoTTrainer):
@@ -139,31 +150,62 @@ def train_images(
     recipe: Recipe,
     head: HeadConfig | None,
     *,
-    resume: bool = False,
-    overwrite: bool = False,
     pretrained: bool = False,
+    strict: bool = False,
     workers: int = 0,
-    accumulation: int = 1,
-    report_to: str = "tensorboard",
+    pictures: ImageData | None = None,
+    columns: PictureColumns | None = None,
+    **options: Any,
 ) -> dict[str, float]:
-    """Train a model on pictures and leave the run in `out`; returns its last evaluation."""
+    """Train a model on pictures and leave the run in `out`; returns the evaluation that was kept.
+
+    `pretrained` reads the published weights of a name, those in a folder are always read; `strict` refuses pictures
+    that cannot be read, which are left out otherwise. `pictures` are those of `data`, where they are at hand or split
+    otherwise; `columns` are those of a table. What else there is has `Conduct`.
+    """
     show_bars_on_terminals_only()
-    batches = split_batch(recipe, accumulation)
-    pictures = load_images(data, recipe.seed)
+    conduct = Conduct(**options)
+    batches = split_batch(recipe, conduct.accumulation)
+    split = conduct.split(out, recipe.seed)
+    if pictures is None:
+        pictures = load_images(data, split.seed, columns=columns, stratified=split.stratified, fold=split.fold)
+    pictures, left_out = _readable(pictures, strict)
+    source = part_of(pictures.train, recipe.train_samples)
+    samples = _count(source), _count(pictures.val)
+    numbers = None if pictures.multi_label else class_numbers(source)
+    recipe = adapted(recipe, samples[0], "macro_f1", score_names(pictures))
     set_seed(recipe.seed)
     pretrained = pretrained or Path(model).is_dir()
-    built = build_model(model, pictures.labels, recipe, head, pretrained)
-    head_settings = None if head is None else head.to_dict()
-    identity = {"command": "train", "model": model, "data": data, "head": head_settings, "pretrained": pretrained}
-    options = {**batches, "dataloader_num_workers": workers, "report_to": report_to}
-    options["dataloader_drop_last"] = bool(recipe.mixup or recipe.cutmix)
-    args = training_arguments(recipe, out, options)
+    built = build_model(model, pictures.labels, recipe, head, pretrained, pictures.multi_label)
+    prepare(built, recipe, conduct.weights, numbers)
+    loading = {"dataloader_num_workers": workers, "dataloader_drop_last": bool(recipe.mixup or recipe.cutmix)}
+    args = training_arguments(recipe, out, {**batches, **loading, "report_to": conduct.report_to})
     if isinstance(pictures.train, Stream):
         pictures.train.check_readers(args.world_size, workers)
-    _check_samples(part_of(pictures.train, recipe.train_samples), args)
-    open_run(out, {**identity, "model": full_name(model), "data": full_name(data)}, recipe, resume, overwrite)
-    trainer = make_trainer(built, pictures, recipe, args)
-    return execute(trainer, identity, recipe, out, resume, pictures.labels)
+    _check_samples(source, args)
+    settings = None if head is None else head.to_dict()
+    identity = {"command": "train", "model": model, "data": data, "head": settings, "pretrained": pretrained}
+    origin = model if Path(model).is_dir() else "published ones of this name" if pretrained else "random"
+    known = {"data": full_name(data), **({} if columns is None else {"columns": str(columns)})}
+    job = Job(built, recipe, identity, known, pictures.labels, samples, numbers, origin, left_out)
+    return job.carry_out(out, conduct, split, lambda: make_trainer(built, pictures, recipe, args, conduct.callbacks))
+
+
+def _readable(pictures: ImageData, strict: bool) -> tuple[ImageData, list[str]]:
+    (train, bad), (val, also_bad) = (without_unreadable(part, strict) for part in (pictures.train, pictures.val))
+    return replace(pictures, train=train, val=val), bad + also_bad
+
+
+def score_names(pictures: ImageData) -> list[str]:
+    """What an evaluation of these is scored by."""
+    perfect = np.eye(len(pictures.labels))
+    return [
+        *(multi_label_scores(perfect, perfect) if pictures.multi_label else image_scores(perfect, perfect.argmax(1)))
+    ]
+
+
+def _count(source: Any) -> int:
+    return source.samples if isinstance(source, Stream) else len(source)
 
 
 def _check_samples(source: Any, args: TrainingArguments) -> None:
@@ -173,7 +215,13 @@ def _check_samples(source: Any, args: TrainingArguments) -> None:
         raise ValueError(f"mixup and cutmix need whole batches: batch_size must be at most {len(source)}, got {batch}")
 
 
-def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: TrainingArguments) -> ImageTrainer:
+def make_trainer(
+    built: Any,
+    pictures: ImageData,
+    recipe: Recipe,
+    args: TrainingArguments,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> ImageTrainer:
     """The trainer of a model on these pictures."""
     return ImageTrainer(
         recipe,
@@ -182,8 +230,10 @@ def make_trainer(built: Any, pictures: ImageData, recipe: Recipe, args: Training
         train_dataset=_training_set(pictures.train, train_transform(recipe, data_config(built)), recipe, args),
         eval_dataset=evaluation_set(pictures.val, processor_transform(built.processor), recipe.seed),
         data_collator=Collate(recipe, len(pictures.labels)),
-        compute_metrics=image_metrics,
-        callbacks=[TellEpoch()],
+        compute_metrics=MultiLabelMetrics(built.config, recipe.tune_thresholds)
+        if pictures.multi_label
+        else image_metrics,
+        callbacks=[TellEpoch(), *callbacks],
     )
 
 

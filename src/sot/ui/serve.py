@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from accelerate.utils import patch_environment
 
@@ -48,6 +51,8 @@ class Gate:
         uploads = path.rstrip("/") == "/gradio_api/upload"
         if not ROUTES.fullmatch(path):
             await _refuse(send, 404, "there is no such page")
+        elif is_foreign({name.lower(): value.decode("latin-1") for name, value in scope["headers"]}):
+            await _refuse(send, 403, "this page takes requests from itself only")
         elif uploads and stored(self.folder) > MAX_STORED:
             await _refuse(send, 507, "too many pictures were uploaded; try again in an hour")
         else:
@@ -73,6 +78,16 @@ class Gate:
             await send(message)
 
         await self.app(scope, counted, guarded)
+
+
+def is_foreign(headers: Mapping[bytes, str]) -> bool:
+    """Whether a page of another server sends a request, by what browsers say of it whatever that page wants."""
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if headers.get(b"sec-fetch-mode") == "navigate" and headers.get(b"sec-fetch-dest") == "document":
+        return origin is not None and site not in ("same-origin", "none")  # a link may lead here, a form may not
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and urlsplit(origin).netloc != headers.get(b"host")
 
 
 async def _refuse(send: Any, status: int, why: str) -> None:
@@ -155,10 +170,25 @@ def _launch(models: Mapping[str, Shown], host: str, port: int | None, folder: Pa
 def serve(
     models: Mapping[str, Shown], host: str, port: int | None, ready: Callable[[str], None], wait: Callable[[], Any]
 ) -> None:
-    """Serve until `wait` returns or the user interrupts it."""
-    with serving(models, host, port) as address:
+    """Serve until `wait` returns, or somebody ends it from the keyboard or by a signal that can be answered."""
+    signals = (
+        signal.SIGTERM,
+        getattr(signal, "SIGHUP", signal.SIGTERM),
+    )  # the terminal's end, which Windows has none of
+    with suppress(KeyboardInterrupt), _ended_by(*signals), serving(models, host, port) as address:
         ready(address)
-        try:
-            wait()
-        except KeyboardInterrupt:
-            return
+        wait()
+
+
+@contextmanager
+def _ended_by(*signals: signal.Signals) -> Iterator[None]:
+    """Have signals do what Ctrl+C does, so that the pictures of others do not outlive the server."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, signal.default_int_handler) for each in signals}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sot.models.accelerate import computes_by_hand
 from sot.models.embedding.dense_training import DenseBlockFunction
-from sot.models.embedding.norm_training import PooledNormFunction, trains_as_usual
+from sot.models.embedding.norm_training import PooledNormFunction, track, trains_as_usual
 
 
 class DenseLayer(nn.Module):
@@ -53,7 +53,11 @@ class DenseBlock(nn.Sequential):
     def _train_by_hand(self, x: Tensor) -> Tensor:
         halves = self._halves()
         parameters = [weight for norm, conv in halves for weight in (norm.weight, norm.bias, conv.weight)]
-        return DenseBlockFunction.apply(x, [norm for norm, _ in halves], *parameters)
+        maps, statistics, *of_hidden = DenseBlockFunction.apply(x, tuple(norm.eps for norm, _ in halves), *parameters)
+        for (norm1, _), (norm2, _), hidden in zip(halves[::2], halves[1::2], of_hidden):
+            track(norm1, statistics[:, : norm1.num_features], x[:, 0].numel())
+            track(norm2, hidden, x[:, 0].numel())
+        return maps
 
 
 class Transition(nn.Sequential):
@@ -78,7 +82,10 @@ class Transition(nn.Sequential):
             return self.norm(self.pool(x))  # without batch statistics the norm may wait, too
         even = self.stride > 1 and x.shape[2] % self.stride == 0 and x.shape[3] % self.stride == 0
         if even and computes_by_hand(x) and trains_as_usual(self.norm, x):
-            return PooledNormFunction.apply(x, self.norm, self.stride, self.norm.weight, self.norm.bias)
+            norm = self.norm
+            pooled, statistics = PooledNormFunction.apply(x, norm.eps, self.stride, norm.weight, norm.bias)
+            track(norm, statistics, x[:, 0].numel())
+            return pooled
         return self.pool(self.norm(x))
 
 

@@ -7,12 +7,13 @@ DenseNets do. Both directions walk in pieces that stay in a CPU's cache.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sot.models.embedding.norm_training import (
@@ -22,8 +23,8 @@ from sot.models.embedding.norm_training import (
     image_by_image,
     in_pieces,
     mean_and_variance,
-    norm_of_batch,
 )
+from sot.ops.library import define
 
 
 class Weights(NamedTuple):
@@ -58,17 +59,29 @@ class SavedLayer(NamedTuple):
     second: Half
     hidden: Tensor
 
-    def tensors(self) -> list[Tensor]:
-        """One after another, as autograd keeps them."""
-        halves = [[*half.weights, *half.normalization] for half in (self.first, self.second)]
-        return [*halves[0], *halves[1], self.hidden]
 
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> SavedLayer:
-        """The inverse of `tensors`."""
-        *halves, hidden = tensors
-        first, second = (Half(Weights(*half[:3]), Affine(*half[3:])) for half in in_groups(halves, 2))
-        return cls(first, second, hidden)
+class BlockMaps(NamedTuple):
+    """What a block makes of a batch: maps `(batch, H, W, channels)`, and mean and variance of each of them."""
+
+    maps: Tensor
+    statistics: Tensor
+    hidden: list[Tensor]  # of each layer
+    of_hidden: list[Tensor]
+
+    def layers(self, parameters: Sequence[Tensor], eps: Sequence[float]) -> list[SavedLayer]:
+        """The layers that made them."""
+        weights = [Weights(*group) for group in in_groups(parameters, len(eps))]
+        layers = []
+        for hidden, of_hidden, halves, eps_pair in zip(self.hidden, self.of_hidden, in_pairs(weights), in_pairs(eps)):
+            read = self.statistics[:, : halves[0].conv.shape[1]]
+            first = Half(halves[0], Affine.of_batch(read, eps_pair[0]))
+            layers.append(SavedLayer(first, Half(halves[1], Affine.of_batch(of_hidden, eps_pair[1])), hidden))
+        return layers
+
+
+def in_pairs(items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Two by two."""
+    return zip(items[::2], items[1::2])
 
 
 def in_groups(tensors: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
@@ -86,7 +99,7 @@ class MapGradients:
 
     def __init__(self, maps: Tensor, grad: Tensor) -> None:
         self.maps = maps
-        self.direct = channels_last(grad).clone(memory_format=torch.contiguous_format)
+        self.direct = grad.clone(memory_format=torch.contiguous_format)
         self.slope, self.offset = maps.new_zeros(2, maps.shape[3]).unbind()
 
     def of(self, start: int, end: int) -> Tensor:
@@ -101,52 +114,111 @@ class MapGradients:
         self.offset[:end] -= through_statistics.offset
 
 
-class DenseBlockFunction(torch.autograd.Function):
-    """`(batch, channels, H, W)` to all maps of the block, in channels-last layout.
+def _compute(x: Tensor, parameters: Sequence[Tensor], eps: Sequence[float]) -> tuple[Any, ...]:
+    weights = [Weights(*group) for group in in_groups(parameters, len(eps))]
+    new, end = x, 0
+    channels = x.shape[3] + sum(len(each.conv) for each in weights[1::2])
+    result = BlockMaps(x.new_empty(*x.shape[:3], channels), x.new_empty(2, channels), [], [])
+    for halves, eps_pair in zip(in_pairs(weights), in_pairs(eps)):
+        start, end = end, end + new.shape[3]
+        result.maps[..., start:end] = new
+        result.statistics[:, start:end] = mean_and_variance(new)
+        first = Half(halves[0], Affine.of_batch(result.statistics[:, :end], eps_pair[0]))
+        result.hidden.append(forward_of_first(first, result.maps[..., :end]))
+        result.of_hidden.append(mean_and_variance(result.hidden[-1]))
+        second = Half(halves[1], Affine.of_batch(result.of_hidden[-1], eps_pair[1]))
+        new = forward_of_second(second, result.hidden[-1])
+    result.maps[..., end:] = new
+    result.statistics[:, end:] = 0  # nobody asks for those of the last maps
+    # cells in one row: what has four dimensions compilers take for channels-first, and copy
+    hidden = [each.flatten(1, 2) for each in result.hidden]
+    return result.maps.flatten(1, 2), result.statistics, hidden, result.of_hidden
 
-    `norms` are two of each layer; `parameters` are scale, shift and convolution of each norm.
+
+def _fake(x: Tensor, parameters: Sequence[Tensor], eps: Sequence[float]) -> tuple[Any, ...]:
+    batch, height, width, channels = x.shape
+    widths = [len(group[2]) for group in in_groups(parameters, len(eps))]
+    channels += sum(widths[1::2])
+    maps, *hidden = (x.new_empty(batch, height * width, size) for size in (channels, *widths[::2]))
+    return maps, x.new_empty(2, channels), hidden, [x.new_empty(2, size) for size in widths[::2]]
+
+
+def _flops(shape: Any, parameters: Any, *args: Any, **kwargs: Any) -> int:
+    return sum(2 * math.prod(shape[:3]) * math.prod(conv) for conv in parameters[2::3])
+
+
+_block = define(
+    "dense_block(Tensor x, Tensor[] parameters, float[] eps) -> (Tensor, Tensor, Tensor[], Tensor[])",
+    _compute,
+    _fake,
+    _flops,
+)
+
+
+def _compute_gradients(
+    grad: Tensor,
+    parameters: Sequence[Tensor],
+    eps: Sequence[float],
+    flat_maps: Tensor,
+    statistics: Tensor,
+    flat_hidden: list[Tensor],
+    of_hidden: list[Tensor],
+) -> list[Tensor]:
+    grid = grad.shape[1:3]
+    hidden = [torch.unflatten(each, 1, grid) for each in flat_hidden]
+    block = BlockMaps(torch.unflatten(flat_maps, 1, grid), statistics, hidden, of_hidden)
+    maps, layers = block.maps, block.layers(parameters, eps)
+    gradients = MapGradients(maps, grad)
+    cells, end = maps[..., 0].numel(), maps.shape[3]
+    grad_hidden = torch.empty_like(layers[0].hidden)
+    grad_parameters: list[Tensor] = []
+    for layer in reversed(layers):
+        start = end - len(layer.second.weights.conv)  # of the maps that the layer made
+        second = backward_of_second(layer.second, layer.hidden, gradients.of(start, end), grad_hidden)
+        first = backward_of_first(layer.first, maps[..., :start], grad_hidden, gradients.direct[..., :start])
+        share = layer.first.rate / cells
+        gradients.subtract(layer.first.normalization.then(share * first.scale, share * first.shift))
+        grad_parameters = [*first, *second, *grad_parameters]
+        end = start
+    return [gradients.of(0, end), *grad_parameters]
+
+
+def _fake_gradients(grad: Tensor, parameters: Sequence[Tensor], *made: Any) -> list[Tensor]:
+    of_x = grad.new_empty(*grad.shape[:3], parameters[2].shape[1])
+    return [of_x, *(parameter.new_empty(parameter.shape) for parameter in parameters)]
+
+
+_gradients = define(
+    "dense_block_backward(Tensor grad, Tensor[] parameters, float[] eps, Tensor maps, Tensor statistics,"
+    " Tensor[] hidden, Tensor[] of_hidden) -> Tensor[]",
+    _compute_gradients,
+    _fake_gradients,
+    lambda *shapes, **kwargs: 2 * _flops(*shapes),
+)
+
+
+class DenseBlockFunction(torch.autograd.Function):
+    """`(batch, channels, H, W)` to all maps of the block, in channels-last layout, and mean and variance for each norm.
+
+    `eps` are those of the norms, two of each layer; `parameters` are scale, shift and convolution of each norm.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norms: Sequence[nn.BatchNorm2d], *parameters: Tensor) -> Tensor:
-        weights = [Weights(*group) for group in in_groups(parameters, len(norms))]
-        new = channels_last(x)
-        cells, end = new[..., 0].numel(), 0
-        maps = new.new_empty((*new.shape[:3], x.shape[1] + sum(len(each.conv) for each in weights[1::2])))
-        mean, variance = maps.new_empty(2, maps.shape[3]).unbind()
-        saved: list[Tensor] = []
-        for norm1, norm2, weights1, weights2 in zip(norms[::2], norms[1::2], weights[::2], weights[1::2]):
-            start, end = end, end + new.shape[3]
-            maps[..., start:end] = new
-            mean[start:end], variance[start:end] = mean_and_variance(new)
-            first = Half(weights1, norm_of_batch(norm1, mean[:end], variance[:end], cells))
-            hidden = forward_of_first(first, maps[..., :end])
-            second = Half(weights2, norm_of_batch(norm2, *mean_and_variance(hidden), cells))
-            new = forward_of_second(second, hidden)
-            saved += SavedLayer(first, second, hidden).tensors()
-        maps[..., end:] = new
-        ctx.save_for_backward(maps, *saved)
-        ctx.num_layers = len(norms) // 2
-        return channels_first(maps)
+    def forward(ctx: Any, x: Tensor, eps: tuple[float, ...], *parameters: Tensor) -> tuple[Tensor, ...]:
+        maps, statistics, hidden, of_hidden = _block(channels_last(x), parameters, eps)
+        ctx.save_for_backward(*parameters, maps, statistics, *hidden, *of_hidden)
+        ctx.eps = eps
+        ctx.mark_non_differentiable(statistics, *of_hidden)
+        return channels_first(torch.unflatten(maps, 1, x.shape[2:])), statistics, *of_hidden
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        maps, *saved = ctx.saved_tensors
-        layers = [SavedLayer.of(group) for group in in_groups(saved, ctx.num_layers)]
-        gradients = MapGradients(maps, grad)
-        cells, end = maps[..., 0].numel(), maps.shape[3]
-        grad_hidden = torch.empty_like(layers[0].hidden)
-        grad_parameters: list[Tensor] = []
-        for layer in reversed(layers):
-            start = end - len(layer.second.weights.conv)  # of the maps that the layer made
-            second = backward_of_second(layer.second, layer.hidden, gradients.of(start, end), grad_hidden)
-            first = backward_of_first(layer.first, maps[..., :start], grad_hidden, gradients.direct[..., :start])
-            share = layer.first.rate / cells
-            gradients.subtract(layer.first.normalization.then(share * first.scale, share * first.shift))
-            grad_parameters = [*first, *second, *grad_parameters]
-            end = start
-        return (channels_first(gradients.of(0, end)), None, *grad_parameters)
+    def backward(ctx: Any, grad: Tensor, *of_statistics: Tensor) -> tuple[Tensor | None, ...]:
+        count = 3 * len(ctx.eps)
+        parameters, (maps, statistics, *both) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        hidden, of_hidden = both[: len(both) // 2], both[len(both) // 2 :]
+        of_x, *of_parameters = _gradients(channels_last(grad), parameters, ctx.eps, maps, statistics, hidden, of_hidden)
+        return channels_first(of_x), None, *of_parameters
 
 
 def forward_of_first(half: Half, maps: Tensor) -> Tensor:

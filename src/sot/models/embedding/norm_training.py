@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from sot.ops.library import define
+
 CELLS_IN_CACHE = 1024  # of a thread, times up to 208 channels
 MAP_IN_CACHE = 112 * 112  # of a thread, times 32 channels
 
@@ -19,6 +21,13 @@ class Affine(NamedTuple):
 
     rate: Tensor
     offset: Tensor
+
+    @classmethod
+    def of_batch(cls, statistics: Tensor, eps: float) -> Affine:
+        """What a norm does before its own scale and shift to a batch of this mean and variance."""
+        mean, variance = statistics.unbind()
+        rate = torch.rsqrt(variance + eps)
+        return cls(rate, -mean * rate)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.addcmul(self.offset, x, self.rate)
@@ -51,9 +60,9 @@ def channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1)
 
 
-def mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every channel, without a correction."""
-    return torch.batch_norm_update_stats(channels_first(x), None, None, 0.0)
+def mean_and_variance(x: Tensor) -> Tensor:
+    """Of every channel `(2, channels)`, without a correction."""
+    return torch.stack(torch.batch_norm_update_stats(channels_first(x), None, None, 0.0))
 
 
 def trains_as_usual(norm: nn.BatchNorm2d, x: Tensor) -> bool:
@@ -62,43 +71,77 @@ def trains_as_usual(norm: nn.BatchNorm2d, x: Tensor) -> bool:
     return type(norm) is nn.BatchNorm2d and tracks and norm.affine and x[:, 0].numel() > 1
 
 
-def norm_of_batch(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, cells: int) -> Affine:
-    """What the norm does to this batch before its own scale and shift; its running statistics take part in it."""
+@torch.no_grad()
+def track(norm: nn.BatchNorm2d, statistics: Tensor, cells: int) -> None:
+    """Let mean and variance of a batch of so many cells take part in the running ones of the norm."""
     assert norm.num_batches_tracked is not None and norm.running_mean is not None and norm.running_var is not None
     assert norm.momentum is not None
-    norm.num_batches_tracked += 1
-    norm.running_mean.lerp_(mean, norm.momentum)
-    norm.running_var.lerp_(variance * (cells / (cells - 1)), norm.momentum)
-    rate = torch.rsqrt(variance + norm.eps)
-    return Affine(rate, -mean * rate)
+    norm.num_batches_tracked.add_(1)
+    norm.running_mean.lerp_(statistics[0], norm.momentum)
+    norm.running_var.lerp_(statistics[1] * (cells / (cells - 1)), norm.momentum)
+
+
+def _compute(x: Tensor, scale: Tensor, shift: Tensor, eps: float, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    statistics = mean_and_variance(x)
+    normalized = Affine.of_batch(statistics, eps)(channels_last(F.avg_pool2d(channels_first(x), stride)))
+    return torch.addcmul(shift, normalized, scale), normalized.flatten(1, 2), statistics
+
+
+def _fake(x: Tensor, scale: Tensor, shift: Tensor, eps: float, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    batch, height, width, channels = x.shape
+    pooled = x.new_empty(batch, height // stride, width // stride, channels)
+    return pooled, pooled.flatten(1, 2).clone(), x.new_empty(2, channels)
+
+
+def _compute_gradients(
+    grad: Tensor, rows: Tensor, scale: Tensor, flat: Tensor, statistics: Tensor, eps: float, stride: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    affine, normalized = Affine.of_batch(statistics, eps), flat.view(grad.shape)
+    maps = torch.unflatten(rows, 1, (stride * grad.shape[1], stride * grad.shape[2]))
+    grad_shift, grad_scale = grad.sum((0, 1, 2)), (grad * normalized).sum((0, 1, 2))
+    slope = scale * affine.rate
+    share = -slope / maps[..., 0].numel()
+    through_statistics = affine.then(share * grad_scale, share * grad_shift)
+    grad_x = maps.new_empty(maps.shape)
+    for images, grad_output, target in image_by_image(maps, grad * (slope / stride**2), grad_x):
+        torch.addcmul(through_statistics.offset, images, through_statistics.rate, out=target)
+        windows = torch.unflatten(torch.unflatten(target, 2, (-1, stride)), 1, (-1, stride))
+        windows += grad_output[:, :, None, :, None]
+    return grad_x.flatten(1, 2), grad_scale, grad_shift
+
+
+_norm = define(
+    "pooled_norm(Tensor x, Tensor scale, Tensor shift, float eps, int stride) -> (Tensor, Tensor, Tensor)",
+    _compute,
+    _fake,
+    lambda *shapes, **kwargs: 0,  # as torch counts norms
+)
+_gradients = define(
+    "pooled_norm_backward(Tensor grad, Tensor rows, Tensor scale, Tensor normalized, Tensor statistics, float eps,"
+    " int stride) -> (Tensor, Tensor, Tensor)",
+    _compute_gradients,
+    lambda grad, rows, scale, *rest: (rows.new_empty(rows.shape), *(scale.new_empty(scale.shape) for _ in "ab")),
+    lambda *shapes, **kwargs: 0,
+)
 
 
 class PooledNormFunction(torch.autograd.Function):
-    """Average pooling of a batch norm: statistics of all cells, everything else on the few pooled ones."""
+    """Average pooling of a batch norm: statistics of all cells, everything else on the few pooled ones.
+
+    Gives the result, and mean and variance for the norm.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, norm: nn.BatchNorm2d, stride: int, scale: Tensor, shift: Tensor) -> Tensor:
-        maps = channels_last(x)
-        mean, variance = mean_and_variance(maps)
-        affine = norm_of_batch(norm, mean, variance, maps[..., 0].numel())
-        normalized = affine(channels_last(F.avg_pool2d(x, stride)))
-        ctx.save_for_backward(x, normalized, scale, *affine)
-        ctx.stride = stride
-        return channels_first(torch.addcmul(shift, normalized, scale))
+    def forward(ctx: Any, x: Tensor, eps: float, stride: int, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        maps = channels_last(x)  # kept with cells in one row: compilers copy what has four dimensions and another order
+        out, normalized, statistics = _norm(maps, scale, shift, eps, stride)
+        ctx.save_for_backward(maps.flatten(1, 2), scale, normalized, statistics)
+        ctx.settings, ctx.grid = (eps, stride), x.shape[2:]
+        ctx.mark_non_differentiable(statistics)
+        return channels_first(out), statistics
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, normalized, scale, rate, offset = ctx.saved_tensors
-        maps, grad = channels_last(x), channels_last(grad)
-        grad_shift, grad_scale = grad.sum((0, 1, 2)), (grad * normalized).sum((0, 1, 2))
-        slope = scale * rate
-        share = -slope / maps[..., 0].numel()
-        through_statistics = Affine(rate, offset).then(share * grad_scale, share * grad_shift)
-        grad_x = torch.empty_like(maps)
-        pooled = grad * (slope / ctx.stride**2)
-        for images, grad_output, target in image_by_image(maps, pooled, grad_x):
-            torch.addcmul(through_statistics.offset, images, through_statistics.rate, out=target)
-            windows = torch.unflatten(torch.unflatten(target, 2, (-1, ctx.stride)), 1, (-1, ctx.stride))
-            windows += grad_output[:, :, None, :, None]
-        return channels_first(grad_x), None, None, grad_scale, grad_shift
+    def backward(ctx: Any, grad: Tensor, of_statistics: Tensor) -> tuple[Tensor | None, ...]:
+        of_x, of_scale, of_shift = _gradients(channels_last(grad), *ctx.saved_tensors, *ctx.settings)
+        return channels_first(torch.unflatten(of_x, 1, ctx.grid)), None, None, of_scale, of_shift

@@ -137,6 +137,8 @@ class ConvolutionalEmbedding(nn.Module):
             return self.out(self.stages(self.stem(image)))
         if any(module.training for module in self.modules()):
             return self.out(self.stages(StemFunction.apply(image, self.stem[0].weight, self.stem[0].bias)))
+        if torch.compiler.is_compiling():
+            return self.out(self.stages(self.stem(image)))
         pieces = torch.split(image, images_at_once(image))
         return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 

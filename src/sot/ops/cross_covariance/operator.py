@@ -11,7 +11,7 @@ from sot.ops.cross_covariance import numba, reference
 from sot.ops.cross_covariance import torch as by_torch
 from sot.ops.library import define
 from sot.ops.precision import autocast_off
-from sot.ops.registry import HAS_NUMBA, Operator, anything, asked, log_once
+from sot.ops.registry import HAS_NUMBA, Operator, anything, log_once
 
 CROSS_COVARIANCE = Operator(
     "cross_covariance",
@@ -19,20 +19,9 @@ CROSS_COVARIANCE = Operator(
 )
 
 
-def _who_pays(backend: str, starts: Tensor | None) -> str:
-    """The backend, or `torch` for kernels with several threads, unless they were asked for or tokens are packed.
-
-    Threads of torch go on spinning after a product and take the cores from ours. Both backends keep the same tensors,
-    so either may follow the other. The number of threads is known here only: compilers do not trace it.
-    """
-    several = torch.get_num_threads() > 1 and starts is None and asked() != "numba"
-    return "torch" if backend == "numba" and several else backend
-
-
 def _compute(
     tokens: Tensor, weight: Tensor, starts: Tensor | None, heads: int, left_dim: int, center: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
-    backend = _who_pays(backend, starts)
     log_once("cross_covariance", backend)
     if backend == "numba":
         return numba.project(tokens, weight, starts, heads, left_dim, center)
@@ -61,7 +50,7 @@ _multiply = define(
 
 def _compute_gradient(tokens: Tensor, weight: Tensor, starts: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
     projected, grad, wanted, backend = rest
-    if _who_pays(backend, starts) == "numba":
+    if backend == "numba":
         return numba.pull_back_to_tokens(tokens, weight, starts, projected, grad, *wanted)
     return by_torch.pull_back_to_tokens(tokens, weight, projected, grad, *wanted)
 

@@ -6,23 +6,22 @@ Centred X and Y need no other backward: the columns of each sum to zero, so the 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sot.ops.cross_covariance.reference import cross_products, split_heads
+from sot.ops.linear import ONEDNN
 
-_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch._C._has_mkldnn else None
 TOKENS_AT_A_TIME = 1568  # and thread; 8 images of 196: large enough for fast products, small enough for a cache
 
 
 def _multiply(rows: Tensor, weight: Tensor, out: Tensor) -> None:
     """`out = rows @ weightᵀ`; of float32 on a CPU by oneDNN, which torch has but takes for compiled models only."""
-    if _ONEDNN is None or rows.dtype != torch.float32 or rows.device.type != "cpu":
+    if ONEDNN is None or rows.dtype != torch.float32 or rows.device.type != "cpu":
         torch.mm(rows, weight.mT, out=out)
     else:
-        out.copy_(_ONEDNN(rows, weight, None, "none", [], ""))
+        out.copy_(ONEDNN(rows, weight, None, "none", [], ""))
 
 
 def _pieces(tokens: Tensor) -> Iterator[slice]:
@@ -34,6 +33,10 @@ def _pieces(tokens: Tensor) -> Iterator[slice]:
 
 def project(tokens: Tensor, weight: Tensor, heads: int, left_dim: int, center: bool) -> tuple[Tensor, Tensor]:
     """`XᵀY (batch, heads, m, n)`, and the projected tokens `(batch, tokens, heads · (m + n))` they are made of."""
+    if tokens.device.type != "cpu":  # as few launches as can be
+        projected = tokens @ weight.mT
+        projected = projected - projected.mean(1, keepdim=True) if center else projected
+        return cross_products(projected, heads, left_dim), projected
     batch, count, dim = tokens.shape
     width = len(weight)
     projected = tokens.new_empty(batch, count, width)
@@ -63,13 +66,17 @@ def pull_back_to_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of tokens and weight as far as they are wanted, of the others nothing, a piece at a time."""
     d_tokens = tokens.new_empty(tokens.shape if of_tokens else 0)
-    d_weight = torch.zeros_like(weight) if of_weight else weight.new_empty(0)
+    d_weight = weight.new_empty(0)
+    if of_weight:  # the first piece, if there is one, writes it
+        d_weight = torch.empty_like(weight) if len(tokens) else torch.zeros_like(weight)
     dim, width = tokens.shape[2], len(weight)
-    transposed = weight.mT.contiguous() if of_tokens else weight
+    transposed = weight.mT
+    if of_tokens and weight.device.type == "cpu":
+        transposed = transposed.contiguous()
     for piece in _pieces(tokens):
         rows = pull_back(projected[piece], grad[piece]).view(-1, width)
         if of_tokens:
             _multiply(rows, transposed, d_tokens[piece].view(-1, dim))
         if of_weight:
-            d_weight.addmm_(rows.mT, tokens[piece].reshape(-1, dim))
+            d_weight.addmm_(rows.mT, tokens[piece].reshape(-1, dim), beta=int(piece.start > 0))
     return d_tokens, d_weight

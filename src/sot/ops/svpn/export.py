@@ -58,7 +58,7 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
     ones too small, and those that rounding makes of zeros, below 10⁻⁷, as zeros.
     """
     double = matrix.double()
-    size = _or_one(double.square().sum((-2, -1), keepdim=True).sqrt())  # ≥ λ₁; no float32 overflows as a double
+    size = _or_one(double.square().sum((-2, -1), keepdim=True)).sqrt()  # ≥ λ₁; no float32 overflows as a double
     scaled = double / size
     polar = _polar(scaled, POLAR_STEPS)
     gram = polar.mT @ polar
@@ -76,7 +76,7 @@ def former_power(matrix: Tensor) -> Tensor:
         return former_power(matrix.mT).mT
     double = matrix.double()  # which autocast leaves alone
     gram = double.mT @ double
-    size = _or_one(gram.square().sum((-2, -1), keepdim=True).sqrt().sqrt())
+    size = _or_one(gram.square().sum((-2, -1), keepdim=True)).sqrt().sqrt()
     scaled = double / size
     polar = _polar(scaled, FORMER_POLAR_STEPS)
     root = polar.mT @ scaled
@@ -84,7 +84,7 @@ def former_power(matrix: Tensor) -> Tensor:
 
 
 def _or_one(size: Tensor) -> Tensor:
-    return torch.where(size == 0, torch.ones_like(size), size)  # a zero matrix stays zero
+    return torch.where(size == 0, torch.ones_like(size), size)  # a zero matrix stays zero; a root of it has no slope
 
 
 def _polar(scaled: Tensor, steps: Steps) -> Tensor:

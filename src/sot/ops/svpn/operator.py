@@ -19,6 +19,7 @@ SVPN = Operator(
     {
         **({"numba": lambda matrix, exponent, symmetric: numba.accepts(matrix, symmetric)} if HAS_NUMBA else {}),
         **({"triton": lambda matrix, exponent, symmetric: by_triton.accepts(matrix, symmetric)} if HAS_TRITON else {}),
+        "host": lambda matrix, exponent, symmetric: by_torch.one_by_one(matrix, symmetric),
         "torch": anything,
         "export": lambda matrix, exponent, symmetric: exponent in export.ROOTS and not symmetric,
         "reference": anything,
@@ -92,35 +93,45 @@ _gradient = define(
 
 
 class SingularValuePower(torch.autograd.Function):
-    """`U diag(λ^α) Vᵀ` of `(batch, m >= n, n)` and its parts, with the Daleckii-Krein derivative."""
+    """`U diag(λ^α) Vᵀ` of `(batch, m >= n, n)`, with the Daleckii-Krein derivative."""
 
     @staticmethod
-    def forward(
-        matrix: Tensor, exponent: float, eps: float, symmetric: bool, keep: bool, backend: str
-    ) -> tuple[Tensor, ...]:
-        result: tuple[Tensor, ...] = _power(matrix, exponent, symmetric, keep, backend)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        matrix, ctx.exponent, ctx.eps, ctx.symmetric, _, ctx.backend = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(matrix, *output[1:])
+    def forward(ctx: Any, matrix: Tensor, exponent: float, eps: float, symmetric: bool, backend: str) -> Tensor:
+        out, *parts = _power(matrix, exponent, symmetric, True, backend)
+        ctx.save_for_backward(matrix, *parts)
+        ctx.settings = exponent, eps, symmetric, backend
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *of_parts: Tensor) -> tuple[Tensor | None, ...]:
         matrix, *parts = ctx.saved_tensors
-        settings = ctx.exponent, ctx.eps, ctx.symmetric, ctx.backend
         with autocast_off(grad):
             if torch.is_grad_enabled():  # so that whoever differentiates again is told
-                return FirstDerivative.apply(matrix, grad, *parts, *settings), *[None] * 5
-            return _gradient(grad, *parts, *settings), *[None] * 5
+                return FirstDerivative.apply(matrix, grad, *parts, *ctx.settings), *[None] * 4
+            return _gradient(grad, *parts, *ctx.settings), *[None] * 4
+
+
+class TransformedPower(torch.autograd.Function):
+    """The same and its parts, as torch.func wants it, which takes longer."""
+
+    @staticmethod
+    def forward(matrix: Tensor, exponent: float, eps: float, symmetric: bool, backend: str) -> tuple[Tensor, ...]:
+        result: tuple[Tensor, ...] = _power(matrix, exponent, symmetric, True, backend)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        matrix, *ctx.settings = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(matrix, *output[1:])
+
+    backward = SingularValuePower.backward
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, matrix: Tensor, *settings: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """A further batch dimension; the parts keep the batch first, as those of the backend `torch` have it."""
         merged = matrix.movedim(in_dims[0], 0).flatten(0, 1)
-        results = SingularValuePower.apply(merged, *settings)
+        results = TransformedPower.apply(merged, *settings)
         return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0,) * len(results)
 
 
@@ -161,15 +172,19 @@ def svpn(matrix: Tensor, exponent: float, eps: float, symmetric: bool = False) -
     with autocast_off(full):
         flat = tall.reshape(-1, tall.shape[-2], tall.shape[-1])
         backend = SVPN.choose(flat, exponent, symmetric)
-        if backend == "export":
+        if backend == "host":
+            if not torch.compiler.is_compiling():
+                log_once("svpn", "the CPU, to which the matrices are copied")
+            result = svpn(flat.cpu(), exponent, eps, symmetric).to(flat.device)
+        elif backend == "export":
             result = export.power(flat, exponent)
         elif backend == "reference":
             result = reference.power(flat, exponent, symmetric)
+        elif torch._C._are_functorch_transforms_active():
+            result = TransformedPower.apply(flat, exponent, eps, symmetric, backend)[0]
+        elif torch.is_grad_enabled() and flat.requires_grad:
+            result = SingularValuePower.apply(flat, exponent, eps, symmetric, backend)
         else:
-            keep = torch.is_grad_enabled() and flat.requires_grad
-            if keep or backend == SVPN.transformed:  # which torch.func may be looking at
-                result = SingularValuePower.apply(flat, exponent, eps, symmetric, keep, backend)[0]
-            else:
-                result = _power(flat, exponent, symmetric, keep, backend)[0]
+            result = _power(flat, exponent, symmetric, False, backend)[0]
         result = result.view(tall.shape)
     return (result.mT if wide else result).to(matrix.dtype)

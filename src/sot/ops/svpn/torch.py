@@ -9,6 +9,8 @@ from sot.ops.svpn.reference import decompose, raise_values, zero_share
 from sot.ops.svpn.slopes import relative, slopes
 
 LEFT_EPS = 1e-7  # the rounding of float32: below this share of λ₁ a singular value of QᵀQ in float64 counts as zero
+GPUS = ("cuda", "meta")  # what is counted without a GPU is counted as on one
+BATCHED = 32  # up to here torch calls one routine of the GPU's library for the whole batch
 Parts = tuple[Tensor, Tensor, Tensor]  # U (batch, m, k), λ (batch, k), Vᵀ (batch, k, n)
 
 
@@ -27,8 +29,20 @@ def part_shapes(matrix: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def by_gram(matrix: Tensor, symmetric: bool) -> bool:
-    """Whether QᵀQ is decomposed: in float64 it holds what float32 of Q does; accelerators are slow at float64."""
-    return matrix.dtype == torch.float32 and matrix.device.type == "cpu" and not symmetric
+    """Whether QᵀQ is decomposed: in float64 it holds what float32 of Q does."""
+    known = matrix.device.type == "cpu" or is_batched(matrix, symmetric)
+    return matrix.dtype == torch.float32 and known and not symmetric
+
+
+def is_batched(matrix: Tensor, symmetric: bool) -> bool:
+    """Whether a GPU decomposes all of `(batch, m >= n, n)` in one call."""
+    squares = symmetric or matrix.dtype == torch.float32  # by `eigh` of n × n, else by the SVD of m × n
+    return matrix.device.type in GPUS and matrix.shape[2 if squares else 1] <= BATCHED
+
+
+def one_by_one(matrix: Tensor, symmetric: bool) -> bool:
+    """Whether torch would loop over the matrices on their device, or refuse them: a copy to the CPU costs less."""
+    return matrix.device.type not in ("cpu", "meta") and not is_batched(matrix, symmetric)
 
 
 def decompose_by_gram(matrix: Tensor) -> Parts:

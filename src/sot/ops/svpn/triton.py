@@ -15,13 +15,26 @@ from sot.ops.svpn.torch import Parts, part_shapes
 MAX_COLUMNS = 64  # two of them in each of a warp's lanes
 MAX_ROWS = 64  # all of a column are in registers
 ROOTS = {0.5: 1, 0.25: 2}  # the exponents that square roots make
-WARP = 32
+WARP = 32  # matrices for so many lanes; in the 64 of AMD two lanes share the rows of a column
+AMD = torch.version.hip is not None
+LAUNCHES = (2, 1)  # forward and backward, besides what torch computes of exponents without ROOTS
+DEVICE = "cuda"  # AMD's are called so too
+OLDEST = (7, 5)  # compute capability of NVIDIA's GPUs that every Triton from 3.3 on compiles for
 
 
 def accepts(matrix: Tensor, symmetric: bool) -> bool:
     """Whether the kernels can take a batch `(batch, m >= n, n)`."""
-    known = matrix.dtype == torch.float32 and matrix.device.type == "cuda" and not symmetric
-    return known and 0 < matrix.shape[2] <= MAX_COLUMNS and matrix.shape[1] <= MAX_ROWS
+    known = matrix.dtype == torch.float32 and matrix.device.type == DEVICE and not symmetric
+    fits = 0 < matrix.shape[2] <= MAX_COLUMNS and matrix.shape[1] <= MAX_ROWS
+    return known and fits and _compiles_for(matrix.device)
+
+
+@torch.compiler.assume_constant_result
+def _compiles_for(device: torch.device) -> bool:
+    """Whether Triton knows the GPU; where there is none, tensors are fake."""
+    if AMD or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= OLDEST
 
 
 def power(matrix: Tensor, exponent: float) -> tuple[Tensor, Parts]:
@@ -63,20 +76,25 @@ def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor
     return out
 
 
-def decomposition_settings(rows: int, columns: int) -> dict[str, int]:
+def decomposition_settings(rows: int, columns: int, amd: bool = AMD) -> dict[str, int]:
     """Sizes for `decompose`: one warp for as many matrices as have a lane for each two columns."""
     lanes = _power_of_two((columns + 1) // 2)
     chunk = 16 if columns <= 16 else 8  # other sizes compile for longer, or leave the registers
     sizes = {"M": rows, "N": columns, "LANES": lanes, "GROUPS": WARP // lanes, "R": chunk}
-    return {**sizes, "num_warps": 1, "enable_fp_fusion": True}
+    return {**sizes, **_options(1, all_registers=not amd)}
 
 
-def product_settings(rows: int, columns: int, warp: int = 64 if torch.version.hip else 32) -> dict[str, int]:
-    """Sizes for `combine` and `pull_back`: blocks of 16 rows of one matrix; `warp` threads are a warp."""
+def product_settings(rows: int, columns: int, amd: bool = AMD) -> dict[str, int]:
+    """Sizes for `combine` and `pull_back`: blocks of 16 rows of one matrix."""
     width = max(16, _power_of_two(columns))
     sizes = {"M": rows, "N": columns, "BLOCK": 16, "WIDTH": width}
     threads = {16: 32, 32: 128, 64: 256}[width]  # fewer leave the registers
-    return {**sizes, "num_warps": max(1, threads // warp), "enable_fp_fusion": True}
+    return {**sizes, **_options(max(1, threads // (64 if amd else 32)), all_registers=width == 32 and not amd)}
+
+
+def _options(num_warps: int, all_registers: bool) -> dict[str, int]:
+    """For the compiler; NVIDIA's may leave registers free, and spill, unless it is told that all may be used."""
+    return {"num_warps": num_warps, "enable_fp_fusion": True, **({"maxnreg": 255} if all_registers else {})}
 
 
 def _power_of_two(number: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+GPUS = ("cuda", "meta")  # what is counted without a GPU is counted as on one
 Parts = tuple[Tensor, ...]  # û, v̂, ‖Qv‖, λ̂ and λ̂^(α-1), each (batch, ., 1)
 
 
@@ -16,11 +17,11 @@ def power(matrix: Tensor, start: Tensor, exponent: float) -> tuple[Tensor, Parts
     """The power of `(batch, m, n)`, and what its gradient is made of."""
     mapped = (matrix.reshape(-1, start.shape[0]) @ start).view(*matrix.shape[:2], 1)  # Qv: one product for all
     length = _length(mapped)
-    length = torch.where(length == 0, torch.ones_like(length), length)
+    length.masked_fill_(length == 0, 1)
     left = mapped / length
-    along = (matrix * left).sum(1).unsqueeze(-1)  # Qᵀû; a batch of small products with vectors would take longer
+    along = _apply(matrix.mT, left)  # Qᵀû
     value = _length(along)
-    value = torch.where(value == 0, torch.ones_like(value), value)
+    value.masked_fill_(value == 0, 1)
     scale = value.pow(exponent - 1)
     return matrix * scale, (left, along / value, length, value, scale)
 
@@ -29,16 +30,27 @@ def pull_back(grad: Tensor, matrix: Tensor, start: Tensor, parts: Parts, exponen
     """Gradients of the matrix and of the start vector."""
     left, right, length, value, scale = parts
     # lengths divide what is as small as they are before anything is multiplied: no scale overflows
-    weight = (1 - exponent) * scale * ((grad * matrix).sum((-2, -1), keepdim=True) / value)
-    mapped = (matrix * right.mT).sum(2, keepdim=True)  # Qv̂
-    drift = weight * ((mapped - value * left) / length)  # r, weighted
-    d_matrix = (grad * scale).addcmul_(weight * left, right.mT, value=-1).addcmul_(drift, start, value=-1)
-    d_start = -(matrix.reshape(-1, start.shape[0]).mT @ drift.flatten())
+    weight = (exponent - 1) * scale * ((grad * matrix).sum((-2, -1), keepdim=True) / value)
+    drift = weight * (_apply(matrix, right).addcmul_(value, left, value=-1) / length)  # r, weighted
+    d_matrix = (grad * scale).addcmul_(weight * left, right.mT).addcmul_(drift, start)
+    d_start = matrix.reshape(-1, start.shape[0]).mT @ drift.flatten()
     return d_matrix, d_start
+
+
+def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Each matrix times its vector `(batch, n, 1)`; on a CPU a batch of such small products would take longer."""
+    return torch.bmm(matrix, vector) if _on_gpu(matrix) else (matrix * vector.mT).sum(2, keepdim=True)
+
+
+def _on_gpu(tensor: Tensor) -> bool:
+    """Whether few launches count, and there is float64."""
+    return tensor.device.type in GPUS
 
 
 def _length(vector: Tensor) -> Tensor:
     """Euclidean length over dimension -2, kept; scaled, so that no square overflows or vanishes."""
-    largest = vector.detach().abs().amax(-2, keepdim=True)
-    scale = torch.where(largest == 0, torch.ones_like(largest), largest)
-    return torch.linalg.vector_norm(vector / scale, dim=-2, keepdim=True) * scale
+    if _on_gpu(vector) and vector.dtype == torch.float32:  # one pass: no square of a float32 leaves float64
+        return torch.linalg.vector_norm(vector, dim=-2, keepdim=True, dtype=torch.float64).float()
+    scale = vector.abs().amax(-2, keepdim=True)
+    scale.masked_fill_(scale == 0, 1)
+    return torch.linalg.vector_norm(vector / scale, dim=-2, keepdim=True).mul_(scale)

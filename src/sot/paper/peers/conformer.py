@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from timm.layers import LayerNorm, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -20,6 +21,7 @@ from sot.paper.peers.coupling import Bottleneck, CoupledBlock
 __all__ = ["Conformer"]
 
 DEPTH = 12
+STAGE_ENDS = {4: 4, 8: 8, DEPTH - 1: 16, DEPTH: 32}  # layers, and the strides of their maps
 STEM_WIDTH = 64
 
 
@@ -58,7 +60,7 @@ class Conformer(nn.Module):
         self.num_features = self.head_hidden_size = embed_dim + self.map_dim
         self.num_prefix_tokens = 1
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
-        self.trans_norm = LayerNorm(embed_dim, eps=1e-5)
+        self.trans_norm: nn.Module = LayerNorm(embed_dim, eps=1e-5)
         self.trans_cls_head: nn.Module = nn.Identity()
         self.conv_cls_head: nn.Module = nn.Identity()
 
@@ -96,6 +98,10 @@ class Conformer(nn.Module):
             )
             setattr(self, f"conv_trans_{layer}", block)
             channels = widths[stage]
+        self.feature_info = [
+            {"module": f"conv_trans_{end}", "num_chs": widths[(end - 1) // 4], "reduction": reduction}
+            for end, reduction in STAGE_ENDS.items()
+        ]
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes)
         self.init_weights()
@@ -146,13 +152,49 @@ class Conformer(nn.Module):
 
     def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Images to tokens `(batch, 1 + words, embed_dim)`, normalised, and a map `(batch, map_dim, H/32, W/32)`."""
+        tokens, maps = self._layers(x)
+        return tokens, maps[-1]
+
+    def _layers(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The tokens, and the map after the last layer of each stride."""
         base = self.maxpool(self.act1(self.bn1(self.conv1(x))))  # (batch, 64, H/4, W/4)
         x, _ = self.conv_1(base)
         words = self.trans_patch_conv(base).flatten(2).transpose(1, 2)
         tokens = self.trans_1(torch.cat([self.cls_token.expand(words.shape[0], -1, -1), words], dim=1))
+        maps = []
         for layer in range(2, DEPTH + 1):
             x, tokens = getattr(self, f"conv_trans_{layer}")(x, tokens)
-        return self.trans_norm(tokens), x
+            if layer in STAGE_ENDS:
+                maps.append(x)
+        return self.trans_norm(tokens), maps
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """Features, and the maps of the strides chosen by `indices`, which no norm is for."""
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt must be NCHW, got {output_fmt}")
+        chosen, _ = feature_take_indices(len(STAGE_ENDS), indices)
+        tokens, maps = self._layers(x)
+        intermediates = [maps[i] for i in chosen]
+        return intermediates if intermediates_only else ((tokens, maps[-1]), intermediates)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the norm or heads where features alone are wanted; all layers stay."""
+        chosen, _ = feature_take_indices(len(STAGE_ENDS), indices)
+        if prune_norm:
+            self.trans_norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return chosen
 
     def pool(self, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """What the two linear layers read."""
@@ -183,4 +225,5 @@ default_cfgs = generate_default_cfgs(
 @register_model
 def conformer_ti(pretrained: bool = False, **kwargs: Any) -> Conformer:
     """Conformer-Ti: 23.5 M parameters, 5.2 G multiply-adds."""
-    return build_model_with_cfg(Conformer, "conformer_ti", pretrained, **kwargs)
+    features = {"out_indices": tuple(range(len(STAGE_ENDS))), "feature_cls": "getter"}
+    return build_model_with_cfg(Conformer, "conformer_ti", pretrained, feature_cfg=features, **kwargs)

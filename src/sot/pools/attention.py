@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_positive
+from sot.core.head_config import HeadConfig
 from sot.core.pooling import Pool
 
 
@@ -98,3 +100,13 @@ class EfficientProbing(Pool):
             return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
         values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
         return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)
+
+
+def attention_pool(dim: int, config: HeadConfig) -> AttentionPool:
+    """The pooling `attn` of a head."""
+    return AttentionPool(dim, num_heads=math.gcd(dim, 8))
+
+
+def efficient_probing(dim: int, config: HeadConfig) -> EfficientProbing:
+    """The pooling `ep` of a head."""
+    return EfficientProbing(dim, config.num_queries)

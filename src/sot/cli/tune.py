@@ -1,0 +1,236 @@
+"""`sot tune`: search the settings of a recipe."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sot.cli.options import (
+    AccumulationOption,
+    DevOption,
+    HeadOption,
+    JsonOption,
+    LabelOption,
+    LogOption,
+    MultiLabelOption,
+    OverwriteOption,
+    PairOption,
+    RegressionOption,
+    SeparatorOption,
+    SetOption,
+    TaskOption,
+    TextOption,
+    WorkersOption,
+    check_log,
+    console,
+    errors,
+    picture_columns,
+    print_scores,
+    read_recipe,
+    read_tags,
+    refuse,
+    text_data,
+)
+from sot.files import rich_table
+
+if TYPE_CHECKING:
+    from sot.training.tune import Outcome, Tuner
+
+TABLES = (".csv", ".tsv", ".txt", ".jsonl")
+ModelArgument = Annotated[str, typer.Argument(help="What --model of sot finetune or sot train takes.")]
+DataOption = Annotated[str | None, typer.Option(help="What --data of sot finetune or sot train takes.")]
+OutOption = Annotated[
+    Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, the model in best.")
+]
+RecipeOption = Annotated[str | None, typer.Option(help="A name of `sot recipes`, or a YAML file.")]
+SearchOption = Annotated[
+    list[str] | None,
+    typer.Option(help="lr=1e-5..1e-3:log, epochs=3,5 or head.dropout=0.5,0.8; beside the recipe's grid; repeatable."),
+]
+SamplerOption = Annotated[str | None, typer.Option(help="grid, random or tpe; by default a grid where all are lists.")]
+TrialsOption = Annotated[int | None, typer.Option(help="How many; by default the whole grid, or 20.", min=1)]
+PruneOption = Annotated[
+    bool | None,
+    typer.Option("--prune/--no-prune", help="End trials below the median early; of a grid by request only."),
+]
+SeedsOption = Annotated[int, typer.Option(help="Runs of each trial by other seeds: their mean counts.", min=1)]
+HeldOutOption = Annotated[float, typer.Option(help="Share of the training data to choose by.", min=0.01, max=0.9)]
+MetricOption = Annotated[str | None, typer.Option(help="Score to choose by; by default the one of the task.")]
+StorageOption = Annotated[
+    str | None, typer.Option(help="URL of Optuna's or a file that machines share; by default study.db in --out.")
+]
+StudyOption = Annotated[str | None, typer.Option(help="Name of the study in it; by default the name of --out.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the search in --out, or help it.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it costs, and train nothing.")]
+PretrainedOption = Annotated[bool, typer.Option("--pretrained", help="Of images: start from published weights.")]
+
+
+def tune(
+    model: ModelArgument,
+    out: OutOption,
+    task: TaskOption = None,
+    data: DataOption = None,
+    dev: DevOption = None,
+    text: TextOption = "sentence",
+    pair: PairOption = None,
+    label: LabelOption = "label",
+    regression: RegressionOption = False,
+    multi_label: MultiLabelOption = False,
+    separator: SeparatorOption = None,
+    recipe: RecipeOption = None,
+    head: HeadOption = None,
+    settings: SetOption = None,
+    search: SearchOption = None,
+    sampler: SamplerOption = None,
+    trials: TrialsOption = None,
+    prune: PruneOption = None,
+    seeds: SeedsOption = 1,
+    held_out: HeldOutOption = 0.2,
+    metric: MetricOption = None,
+    storage: StorageOption = None,
+    study: StudyOption = None,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    dry_run: DryRunOption = False,
+    pretrained: PretrainedOption = False,
+    workers: WorkersOption = 0,
+    accumulation: AccumulationOption = 1,
+    log: LogOption = "tensorboard",
+    as_json: JsonOption = False,
+) -> None:
+    """Search the settings of a recipe on a held-out part of the training data, and train the winner on all of it."""
+    report_to = check_log(log)
+    from sot.training.recipe import load_recipe
+    from sot.training.tune import Plan, Tuner
+
+    recipe = recipe or _usual_recipe(model, task, data)
+    trained = read_recipe(recipe, settings, head, load_recipe(recipe).task)
+    plan = Plan(search or [], _pinned(settings, head), sampler, trials, prune, seeds, held_out, metric, storage, study)
+    tags = read_tags(label, multi_label, separator)
+    share = {"share": held_out, "seed": trained[0].seed, "accumulation": accumulation}
+    if trained[0].task == "text":
+        refuse(f"recipe {recipe} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
+        job = _text_job(model, task, data, dev, (text, pair, label), regression, tags, share)
+    else:
+        job = _image_job(
+            model,
+            task,
+            data,
+            label,
+            tags,
+            {**share, "pretrained": pretrained or _starts_pretrained(model, recipe), "workers": workers},
+        )
+    tuner = Tuner(job, trained, plan)
+    if tuner.idle:
+        errors.print(f"A head without words has no use for {', '.join(tuner.idle)}: not searched.", highlight=False)
+    if dry_run:
+        _print_cost(tuner, as_json)
+        return
+    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "report_to": report_to}
+    outcome = tuner.run(
+        out, tell=lambda line: errors.print(line, highlight=False, markup=False, soft_wrap=True), **options
+    )
+    _print_outcome(outcome, f"{model} on {job.data}", out, as_json)
+
+
+def _usual_recipe(model: str, task: str | None, data: str | None) -> str:
+    """That of sot finetune for texts, else that of sot train."""
+    from sot.data.texts import task_of
+    from sot.training.choice import choose_recipe
+
+    texts = task is not None or (data is not None and (data.endswith(TABLES) or task_of(data) is not None))
+    return "text" if texts else choose_recipe(model, str(data), weights=False)[0]
+
+
+def _starts_pretrained(model: str, recipe: str) -> bool:
+    from sot.training.choice import FINETUNE, has_weights
+
+    return recipe == FINETUNE and has_weights(model)
+
+
+def _pinned(settings: list[str] | None, head: str | None) -> list[str]:
+    """What the user has fixed: no longer searched, whatever the recipe's grid says."""
+    named = [part.partition("=")[0].strip() for part in (head or "").split(",")]
+    of_head = [f"head.{name}" for name in (["norm", "exponent"] if "paper" in named else []) + named]
+    return [*(setting.partition("=")[0].strip() for setting in settings or []), *of_head]
+
+
+def _text_job(
+    model: str,
+    task: str | None,
+    data: str | None,
+    dev: Path | None,
+    columns: Any,
+    regression: bool,
+    tags: Any,
+    options: Any,
+) -> Any:
+    from sot.training.run_folder import full_name
+    from sot.training.tuning_jobs import text_job
+
+    table, name = text_data(task, data, dev, columns, regression=regression, tags=tags)
+    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
+    source |= {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
+    return text_job(model, table, name, source=source, **options)
+
+
+def _image_job(model: str, task: str | None, data: str | None, label: str, tags: Any, options: dict[str, Any]) -> Any:
+    from sot.training.tuning_jobs import image_job
+
+    if task is not None or data is None:
+        raise ValueError("a recipe for images needs --data with pictures, and no --task")
+    return image_job(model, data, columns=picture_columns(data, label, tags), **options)
+
+
+def _print_cost(tuner: Tuner, as_json: bool) -> None:
+    with TemporaryDirectory() as folder:
+        cost = tuner.cost(Path(folder))
+    if as_json:
+        typer.echo(json.dumps(asdict(cost)))
+        return
+    most = "" if cost.exact else "at most "
+    train, held = tuner.job.samples
+    console.print(f"{tuner.sampler}: {cost.trials} trainings on {train:,} samples, scored on {held:,} held out")
+    for name, values in tuner.space.items():
+        console.print(f"  {name}: {values if isinstance(values, str) else str(values)}", highlight=False, markup=False)
+    console.print(f"steps: {most}{cost.steps:,}, and {most}{cost.winner_steps:,} for the winner on all samples")
+    if cost.seconds is None:
+        console.print("time: no estimate, as an epoch has too few steps to time")
+    else:
+        console.print(f"time: {most}about {_duration(cost.seconds)} on this machine, by a few timed steps")
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 90
+        else f"{minutes // 60} h {minutes % 60} min"
+        if minutes > 90
+        else f"{minutes} min"
+    )
+
+
+def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(outcome)))
+        return
+    done = [row for row in outcome.rows if row["value"] is not None]
+    hidden = ("state", "value", "ended", "error")
+    done.sort(key=lambda row: row["value"], reverse=outcome.metric != "loss")
+    names = [name for name in outcome.rows[0] if name not in hidden]
+    cells = [[f"{row['value']:.4f}", *(str(row[name]) for name in names)] for row in done[:10]]
+    shown = f"{title}: the best of {len(outcome.rows)} trials on the held-out part"
+    console.print(rich_table([], [outcome.metric, *names], cells, title=shown))
+    if outcome.development is not None:
+        print_scores(outcome.development, False, f"the winner on the development set, in {out / 'best'}")
+        console.print(
+            f"All trials: {out / 'trials.csv'} and trials.png. Its recipe: {out / 'best.yaml'}", soft_wrap=True
+        )
+    else:
+        console.print(f"Trials still run elsewhere ({'; '.join(outcome.elsewhere)}): who ends last trains the winner.")

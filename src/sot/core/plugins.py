@@ -1,0 +1,50 @@
+"""Choices by name, to which installed packages and users add their own."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from sot.core.head_config import HeadConfig
+    from sot.core.pooling import Pool
+
+Choice = TypeVar("Choice")
+
+
+class Choices(dict[str, Choice]):
+    """What a setting may name: ours, what is added like to any dictionary, and entry points of installed packages."""
+
+    def __init__(self, what: str, own: Iterable[str]) -> None:
+        super().__init__()
+        self.what, self.group, self.own = what, f"sot.{what}s", tuple(own)
+
+    def find(self, name: str) -> Choice:
+        """The choice of this name; that of an installed package is loaded now. ValueError if there is none."""
+        if name not in [*self]:  # a list, as what is no name may not be hashable
+            found = next((entry for entry in entry_points(group=self.group) if entry.name == name), None)
+            if found is None:
+                accepted = ", ".join(dict.fromkeys([*self.own, *self]))
+                hint = f"a {self.what} of somebody's own needs its package installed or its module imported"
+                raise ValueError(f"unknown {self.what} {name!r}; accepted: {accepted}; {hint}")
+            try:
+                self[name] = found.load()
+            except (ImportError, AttributeError) as error:
+                said = f"the {self.what} {name!r} is to be had from {found.value}, which cannot be loaded: {error}"
+                raise ValueError(said) from error
+        return self[name]
+
+    def is_foreign(self, name: Any) -> bool:
+        """Whether a name is none of ours: nobody here knows which settings such a choice reads."""
+        return isinstance(name, str) and name not in self.own
+
+
+OUR_POOLS = ("mgcrp", "gcp", "gap", "max", "attn", "ep", "mhc3")
+POOLS: Choices[Callable[[int, HeadConfig], Pool]] = Choices("pool", OUR_POOLS)
+
+
+def built_by(home: str) -> Callable[[int, HeadConfig], Pool]:
+    """A builder of the package that core need not know, as `module:function`, loaded when it is first asked."""
+    return lambda dim, config: EntryPoint("", home, "").load()(dim, config)

@@ -1,0 +1,100 @@
+"""One way to read a sound, for training and prediction alike; the only file that knows soundfile and soxr."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sot.data.spec import SOUND_SUFFIXES
+from sot.errors import SoundError
+from sot.extras import need
+from sot.files import one_line
+
+Samples = NDArray[np.float32]
+FORMATS = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG")  # as libsndfile calls what it finds in a file
+RATES = (1_000, 768_000)  # samples a second
+MAX_CHANNELS = 64
+SHORTEST = 0.1  # seconds; less is padded with silence, of which every backbone makes a word
+
+
+class Waveform(NamedTuple):
+    """A sound in memory: samples `(time,)` or `(time, channels)` and their rate."""
+
+    samples: Any
+    rate: int
+
+    def tobytes(self) -> bytes:
+        """What tells it from others."""
+        return bytes(np.ascontiguousarray(self.samples).data) + str(self.rate).encode()
+
+
+def read_sound(source: str | Path | Waveform, rate: int, seconds: float) -> Samples:
+    """The first `seconds` of a sound, as one channel at `rate`, or ValueError saying what is wrong with it."""
+    file = None if isinstance(source, Waveform) else Path(source)
+    if file is not None and not file.is_file():
+        raise FileNotFoundError(f"no such sound: {file}")
+    need("soundfile", "reading sounds", "audio")
+    try:
+        found = source if isinstance(source, Waveform) else _decoded(str(source), lambda own: math.ceil(seconds * own))
+        return _one_channel(found, rate, seconds)
+    except Exception as error:  # libsndfile raises its own kinds for damaged files
+        raise SoundError("the sound" if file is None else file.name, _reason(error)) from error
+
+
+def _decoded(file: str, most: Callable[[int], int]) -> Waveform:
+    import soundfile
+
+    with soundfile.SoundFile(file) as opened:
+        if opened.format not in FORMATS:
+            raise ValueError(f"it is {opened.format}; accepted: WAV, FLAC, OGG")
+        _check_shape(opened.samplerate, opened.channels)
+        return Waveform(opened.read(most(opened.samplerate), dtype="float32", always_2d=True), opened.samplerate)
+
+
+def _check_shape(rate: int, channels: int) -> None:
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(f"it has {rate:,} samples a second; accepted: {RATES[0]:,} to {RATES[1]:,}")
+    if channels > MAX_CHANNELS:
+        raise ValueError(f"it has {channels} channels; at most {MAX_CHANNELS} are accepted")
+
+
+def _one_channel(found: Waveform, rate: int, seconds: float) -> Samples:
+    samples = np.asarray(found.samples)
+    if samples.dtype.kind != "f" or samples.ndim not in (1, 2):
+        raise ValueError(f"samples are floating-point numbers (time,) or (time, channels), got {_kind(samples)}")
+    if not len(samples):
+        raise ValueError("it has no samples")
+    samples = samples.reshape(len(samples), -1)
+    _check_shape(found.rate, samples.shape[1])
+    samples = samples[: math.ceil(seconds * found.rate)].astype(np.float32).mean(1)
+    if not np.isfinite(samples).all():
+        raise ValueError("some of its samples are not finite numbers")
+    if found.rate != rate:
+        import soxr
+
+        samples = soxr.resample(samples, found.rate, rate)
+    short = math.ceil(SHORTEST * rate) - len(samples)
+    return np.pad(samples, (0, max(0, short)))[: math.ceil(seconds * rate)].astype(np.float32)
+
+
+def _kind(samples: Any) -> str:
+    return f"{samples.dtype} of shape {samples.shape}"
+
+
+def _reason(error: Exception) -> str:
+    if type(error).__module__.startswith("soundfile"):
+        return "it is no sound that can be read"
+    return one_line(error)
+
+
+def sounds_in(folder: Path) -> list[Path]:
+    """The files in a folder that are called like sounds, however deep, in order; what is hidden is left out."""
+    places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
+    shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
+    return [file for file in shown if file.suffix.lower() in SOUND_SUFFIXES and os.path.isfile(file)]

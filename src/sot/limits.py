@@ -1,0 +1,67 @@
+"""What the JSON of a model folder may ask for: a stranger's is read in seconds and little memory, and runs no code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sot.files import read_object
+
+MOST_BYTES = 2**26  # of a file of JSON; the largest tokenizers have half as many
+MOST_LABELS = 100_000  # transformers writes a name for each in several tables
+MOST_NESTING = 50
+MOST = {  # by how a setting's name ends; the deepest models have some two hundred layers
+    "layers or iterations": (re.compile(r"(layers?|depths?|blocks|stages|iterations)$"), 1000),
+    "pixels a side": (re.compile(r"^(size|crop_size|shortest_edge|height|width)$"), 8192),
+}
+WORDS = {"vocab", "added_tokens_encoder"}  # tables of a tokenizer from words to their numbers
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The JSON object of a file, refused if it asks for more than anybody's model needs."""
+    if file.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{file} has {file.stat().st_size:,} bytes; at most {MOST_BYTES:,} are accepted")
+    settings = read_object(file)
+    labels = [len(each) for name in ("id2label", "label2id", "label_names") if (each := _sized(settings, name))]
+    counts = [value for name in ("num_labels", "num_classes") if isinstance(value := settings.get(name), int)]
+    if max([0, *labels, *counts]) > MOST_LABELS:
+        raise ValueError(f"{file} has {max(labels + counts):,} classes; at most {MOST_LABELS:,} are accepted")
+    _check(file, settings, "", 0)
+    return settings
+
+
+def _sized(settings: Mapping[str, Any], name: str) -> Any:
+    value = settings.get(name)
+    return value if isinstance(value, dict | list) else None
+
+
+def _check(file: Path, value: Any, name: str, depth: int) -> None:
+    """Raise ValueError for what is nested too deep, and for a number beyond its limit, or of several their sum."""
+    if depth > MOST_NESTING:
+        raise ValueError(f"{file} is damaged: it is nested more than {MOST_NESTING} deep")
+    if isinstance(value, dict):
+        for key in (key for key in value if key not in WORDS):  # of which one is "player"
+            _check(file, value[key], key, depth + 1)
+    elif isinstance(value, list):
+        whole = [each for each in value if isinstance(each, int)]
+        numbers = [sum(whole)] if name.endswith(("depths", "blocks")) else [len(whole), *whole]  # or numbers of layers
+        for each in value if len(whole) < len(value) else numbers:
+            _check(file, each, name, depth + 1)
+    elif isinstance(value, int | float):
+        for what in (what for what, (pattern, most) in MOST.items() if value > most and pattern.search(name)):
+            raise ValueError(f"{file} asks for {name}={value:,}; at most {MOST[what][1]:,} {what} are accepted")
+
+
+def code_of(settings: Any) -> str | None:
+    """The setting, however deep, that would have transformers run code which comes with a model, or fetch some."""
+    if isinstance(settings, list):
+        return next(filter(None, map(code_of, settings)), None)
+    if not isinstance(settings, dict):
+        return None
+    for name, value in settings.items():
+        kernel = name.endswith("attn_implementation") and "/" in str(value)  # a name on the hub
+        if kernel or (name == "auto_map" and value):
+            return name
+    return next(filter(None, map(code_of, settings.values())), None)

@@ -1,0 +1,143 @@
+"""Training a backbone for a classifier: by contrast of pairs, or together with its head."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import TrainingArguments
+
+from sot.extras import need
+from sot.models.equip import Equipped
+from sot.probe.inputs import Inputs
+from sot.training.engine import SoTTrainer
+from sot.training.recipe import Recipe
+
+ADAPTATIONS = ("contrastive", "finetune")
+BATCH = 16
+FEW, LOW = 64, 0.9  # labels a class and score held out, below which adapting is likely to pay
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How long, and from which seed."""
+
+    steps: int
+    seed: int
+    max_length: int
+    shows_progress: bool = False
+
+
+def advice(modality: str, labels_a_class: float, score: float) -> str | None:
+    """One sentence where adapting the backbone is likely to pay."""
+    if labels_a_class >= FEW or score >= LOW:
+        return None
+    kind = "contrastive" if modality == "text" else "finetune"
+    return (
+        f'With {labels_a_class:.0f} labels a class and {100 * score:.0f} % held out, adapt="{kind}" is likely to pay.'
+    )
+
+
+def similar_pairs(targets: Tensor, count: int, seed: int) -> tuple[list[int], list[int], list[float]]:
+    """Rows of `count` pairs, half of them with a label in common, and 1 or 0 for whether they have."""
+    draw, numbers = np.random.default_rng(seed), targets.numpy()
+    alike = (numbers @ numbers.T > 0) & ~np.eye(len(numbers), dtype=bool)
+    kinds = [np.argwhere(alike), np.argwhere(numbers @ numbers.T == 0)]
+    chosen: list[Any] = []
+    for label, pairs in zip((1.0, 0.0), kinds):
+        if len(pairs):
+            chosen += [(*pairs[row], label) for row in draw.integers(0, len(pairs), count // 2)]
+    left, right, labels = zip(*draw.permutation(np.array(chosen)).tolist())
+    return list(map(int, left)), list(map(int, right)), list(labels)
+
+
+def contrast(model: Equipped, texts: Sequence[Any], targets: Tensor, settings: Adaptation) -> Equipped:
+    """A copy of the model whose backbone puts texts of a class close together; sentence-transformers trains it."""
+    if model.config.modality != "text":
+        raise ValueError('adapt="contrastive" is for texts, and this model reads images: take adapt="finetune"')
+    for library in ("sentence_transformers", "datasets"):
+        need(library, 'adapt="contrastive"', "adapt")
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+    )
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    left, right, labels = similar_pairs(targets, settings.steps * BATCH, settings.seed)
+    columns = {"first": [texts[row] for row in left], "second": [texts[row] for row in right], "label": labels}
+    with tempfile.TemporaryDirectory() as folder:
+        model.backbone.save_pretrained(folder)
+        model.processor.save_pretrained(folder)
+        words = Transformer(folder, max_seq_length=settings.max_length)
+        encoder = SentenceTransformer(modules=[words, Pooling(model.config.hidden_size)], device=str(model.device))
+        args = SentenceTransformerTrainingArguments(**_arguments(folder, settings))
+        data = Dataset.from_dict(columns)
+        SentenceTransformerTrainer(encoder, args, train_dataset=data, loss=CosineSimilarityLoss(encoder)).train()
+    adapted = copy.deepcopy(model)
+    own = adapted.backbone.state_dict()
+    trained = words.auto_model.state_dict()
+    adapted.backbone.load_state_dict({name: trained[name] for name in own})
+    return adapted.eval()
+
+
+def _arguments(folder: str, settings: Adaptation) -> dict[str, Any]:
+    """What both trainers are told."""
+    return {
+        "output_dir": folder,
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": BATCH,
+        "learning_rate": 2e-5,
+        "warmup_steps": settings.steps // 10,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": not settings.shows_progress,
+        "seed": settings.seed,
+        "use_cpu": not torch.accelerator.is_available(),
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+
+
+class Rows(torch.utils.data.Dataset[int]):
+    """The numbers of samples, which the collator reads."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+
+def train_all(model: Equipped, inputs: Inputs, targets: Tensor, settings: Adaptation) -> None:
+    """Train a model with its fitted head from there; its backbone is its own afterwards."""
+    model.backbone = copy.deepcopy(model.backbone)
+    model.requires_grad_(True)
+    model.classifier.norm.requires_grad_(False)  # the standardisation
+    labels = targets if model.config.problem == "multi_label_classification" else targets.argmax(1)
+    epochs = math.ceil(settings.steps / math.ceil(len(inputs) / BATCH))
+    recipe = Recipe(lr=5e-5, epochs=epochs, schedule="linear", warmup_epochs=0.1 * epochs, weight_decay=0.01)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = SoTTrainer(
+            recipe,
+            model=model,
+            args=TrainingArguments(**_arguments(folder, settings), max_grad_norm=1.0, remove_unused_columns=False),
+            train_dataset=Rows(len(inputs)),
+            data_collator=lambda rows: {**inputs.batch(rows), "labels": labels[rows]},
+        )
+        trainer.train()
+    model.eval()

@@ -1,0 +1,114 @@
+"""Choosing a mixture of features and a penalty by cross-validation."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from sklearn.model_selection import KFold, StratifiedKFold
+from torch import Tensor
+
+from sot.probe.convex import Blocks, losses, solve
+from sot.probe.features import Array
+
+PENALTIES = (1e-1, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+OF_MANY = slice(2, 6)  # those that many samples may want
+FOLDS = 5
+ROUNDS = ((100, 4), (500, 2))  # below so many samples, the folds are drawn so many times
+ONE_FOLD = 2000  # from so many on, one of the folds tells enough
+ROUGH = 1e-2  # how exactly the problems are solved that are only compared
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A mixture by name and a penalty, with their score and loss on what was held out; `settings` were compared."""
+
+    mixture: str
+    penalty: float
+    score: float
+    loss: float
+    settings: int
+
+
+def draw_folds(classes: Array | None, count: int, seed: int = 0) -> Array:
+    """`(folds, samples)`, True for what is fitted: stratified, and drawn several times where there are few."""
+    if count < 2:
+        raise ValueError(f"{count} training samples are too few to hold out some of them")
+    rounds = 1 if count >= ONE_FOLD else next((rounds for below, rounds in ROUNDS if count < below), 1)
+    most = count if classes is None else int(np.bincount(classes.astype(int)).max())
+    splits = max(2, min(FOLDS, count, most))
+    folds = []
+    for number in range(rounds):
+        kind = KFold if classes is None or most < 2 else StratifiedKFold
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes with fewer samples than folds
+            parts = kind(splits, shuffle=True, random_state=seed + number).split(np.zeros(count), classes)
+            folds += [np.isin(np.arange(count), fitted) for fitted, _ in parts]
+    return np.stack(folds[:1] if count >= ONE_FOLD else folds)
+
+
+def hits(logits: Tensor, targets: Tensor, link: str) -> Tensor:
+    """Of each sample, whether its class is the likeliest, or the share of its labels that are right."""
+    if link == "softmax":
+        return (logits.argmax(-1) == targets.argmax(-1)).float()
+    if link == "sigmoid":
+        return ((logits > 0) == (targets > 0.5)).float().mean(-1)
+    return -losses(logits, targets, link)
+
+
+def held_out_means(values: Tensor, folds: Tensor) -> Tensor:
+    """`(..., folds, samples)` to `(..., samples held out)`: the mean over the folds that each was held out of."""
+    times = (~folds).sum(0)
+    total = (values * ~folds).sum(-2)[..., times > 0]
+    return total / times[times > 0]
+
+
+def choose(
+    blocks: Blocks,
+    mixtures: Mapping[str, Sequence[float]],
+    targets: Tensor,
+    folds: Tensor,
+    link: str,
+    penalties: Sequence[float] = PENALTIES,
+    balanced: bool = False,
+) -> Chosen:
+    """Of what scores within one standard error of the best, that of the smallest loss.
+
+    If `balanced`, classes count alike in the score. With one fold, of many samples, there are fewer penalties: the last
+    mixture tries them, and the others its best and those beside it.
+    """
+    settings, found = [], []
+    if len(folds) == 1 and len(penalties) > OF_MANY.stop:
+        penalties = penalties[OF_MANY]
+    for name, mixture in reversed(list(mixtures.items())):
+        logits, _, _ = solve(blocks, mixture, targets, folds, penalties, link, ROUGH)
+        settings += [(name, penalty) for penalty in penalties]
+        found.append(logits)
+        if len(folds) == 1 and len(settings) == len(penalties):
+            middle = int(held_out_means(losses(logits, targets, link), folds).mean(1).argmin())
+            penalties = penalties[max(0, middle - 1) : middle + 2]
+    outputs = torch.cat(found)
+    chosen = within_one_error(outputs, targets, folds, link, balanced)
+    score, loss = (float(held_out_means(of(outputs[chosen], targets, link), folds).mean()) for of in (hits, losses))
+    return Chosen(*settings[chosen], score, loss, len(settings))
+
+
+def within_one_error(outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool) -> int:
+    """Which of `outputs (settings, folds, samples, logits)`: near the best score, and of these of the smallest loss."""
+    frequency = targets.mean(0).clamp_min(1e-6) * targets.shape[1]
+    worth = (targets / frequency).sum(1) if balanced else targets.new_ones(len(targets))
+    lost = held_out_means(losses(outputs, targets, link), folds).mean(1).nan_to_num(math.inf)
+    scores = held_out_means(worth * hits(outputs, targets, link), folds)
+    scores = torch.where(lost.isfinite()[:, None], scores, -math.inf)  # what diverged is not chosen
+    best = int((scores.mean(1) - 1e-3 * lost.clamp_max(1e6)).argmax())
+    near = scores.mean(1) >= scores[best].mean() - standard_error(scores - scores[best]).nan_to_num(0.0)
+    return int(torch.where(near, lost, math.inf).argmin())
+
+
+def standard_error(differences: Tensor) -> Tensor:
+    """Of the mean of each row."""
+    return differences.std(-1, correction=0) / math.sqrt(differences.shape[-1])

@@ -1,0 +1,126 @@
+"""What a training starts from: a file of weights, a model that sot trained; and what of it is trained."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from torch import Tensor
+
+from sot.core.head import HeadConfig
+from sot.errors import SettingError
+from sot.files import one_line, read_object
+from sot.models.folder import load_model
+from sot.models.modeling import labels_of
+from sot.training.adapters import add_adapters
+from sot.training.recipe import Recipe
+
+logger = logging.getLogger("sot")
+PREFIXES = ("", "model.", "module.", "encoder.", "backbone.", "backbone.timm_model.")  # that files put before names
+
+
+def is_trained(model: str) -> bool:
+    """Whether a name is the folder of a model that sot trained."""
+    file = Path(model) / "config.json"
+    return file.is_file() and read_object(file).get("model_type") == "sot"
+
+
+def continue_from(folder: str, labels: Sequence[str], head: HeadConfig | None, settings: dict[str, Any]) -> Any:
+    """A trained model with its processor; its head is a new one where the classes or the head are others.
+
+    `settings` go into its configuration.
+    """
+    model, processor = load_model(Path(folder))
+    wanted = (head or HeadConfig(fusion="class")).to_dict()
+    wanted["pre_norm"] = (model.config.head or {}).get("pre_norm") if wanted["pre_norm"] is None else wanted["pre_norm"]
+    same = HeadConfig.from_saved(model.config.head).to_dict() == wanted
+    if labels_of(model) != list(labels) or not same:
+        logger.warning("The head of %s is for other classes or has other settings: it begins anew.", folder)
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+        config.head = wanted
+        renewed = type(model)(config)
+        renewed.backbone.load_state_dict(model.backbone.state_dict())
+        model = renewed
+    for name, value in settings.items():
+        setattr(model.config, name, value)
+    model.processor = processor
+    return model.train()
+
+
+def load_weights(model: Any, file: Path) -> None:
+    """Read the weights of a backbone, or of a whole model, from a file of safetensors or of torch."""
+    target, named = max(_readings(model, _read_weights(file)), key=lambda reading: len(_fitting(*reading)))
+    fitting = _fitting(target, named)
+    if not fitting:
+        raise SettingError("{weights} {} holds no weight of {} by name and shape", file, type(model.body).__name__)
+    wanted = [name for name in target.state_dict() if not name.startswith("classifier.")]
+    missing = [name for name in wanted if name not in fitting]
+    if missing:
+        there = f"of shape {tuple(named[missing[0]].shape)} there" if missing[0] in named else "which is not there"
+        first = f"{missing[0]} of shape {tuple(target.state_dict()[missing[0]].shape)}, {there}"
+        said = "{weights} {} lacks {} of {} weights of {}, first {}"
+        raise SettingError(said, file, len(missing), len(wanted), type(model.body).__name__, first)
+    target.load_state_dict(fitting, strict=False)
+
+
+def _readings(model: Any, found: dict[str, Tensor]) -> Iterator[tuple[Any, dict[str, Tensor]]]:
+    """What the file may be of, the whole model or its backbone, with the names that it then means."""
+    own = f"{getattr(model.body, 'base_model_prefix', '')}."
+    for prefix in (*PREFIXES, own):
+        named = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+        yield model, named
+        yield model.body, _as_timm_names(model.body, named)
+
+
+def _fitting(target: Any, named: dict[str, Tensor]) -> dict[str, Tensor]:
+    shapes = {name: value.shape for name, value in target.state_dict().items()}
+    return {name: value for name, value in named.items() if shapes.get(name) == value.shape}
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        found = timm.models.load_state_dict(str(file), weights_only=True)
+    except FileNotFoundError:
+        raise SettingError("{weights}: no such file: {}", file) from None
+    except Exception as error:  # torch raises nearly anything of a file that is not its own
+        said = "{weights} {} must be a file of safetensors, or of torch that holds weights alone: {}"
+        raise SettingError(said, file, one_line(error)) from error
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _as_timm_names(body: Any, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Other names and sizes of a timm model's weights in its own, where timm knows how: positions are interpolated."""
+    convert = getattr(sys.modules[type(body).__module__], "checkpoint_filter_fn", None)
+    if convert is None or not hasattr(body, "pretrained_cfg"):
+        return found
+    try:
+        return dict(convert(dict(found), body))
+    except (KeyError, RuntimeError, ValueError, AttributeError):  # of weights under other names
+        return found
+
+
+def prepare(model: Any, recipe: Recipe, weights: Path | None, numbers: Sequence[int] | None) -> None:
+    """Read the weights of a file, weigh the classes by their samples, and choose what is trained."""
+    if weights is not None:
+        load_weights(model, weights)
+    if recipe.balance:
+        model.classifier.class_weights = _class_weights(numbers, len(labels_of(model)), model.config.problem)
+    if recipe.freeze:
+        model.backbone.requires_grad_(False)
+    if recipe.lora:
+        add_adapters(model, recipe.lora)
+
+
+def _class_weights(numbers: Sequence[int] | None, classes: int, problem: str) -> Tensor:
+    """Inverse to the samples of each class, one on average over samples."""
+    if numbers is None or problem != "single_label_classification":
+        raise SettingError("{balance} needs one class for each sample, all of them known before training")
+    counts = np.maximum(1, np.bincount(np.asarray(numbers, dtype=int), minlength=classes))
+    return torch.tensor(len(numbers) / (classes * counts), dtype=torch.float32)

@@ -1,0 +1,66 @@
+"""What a search trains over and over: texts or pictures, with or without the part that is held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sot.data.held_out import hold_out_images, hold_out_texts
+from sot.data.images import load_images
+from sot.data.splits import Split
+from sot.data.tags import PictureColumns
+from sot.data.texts import TextData
+from sot.training.search import Trained
+from sot.training.train_images import train_images
+from sot.training.train_texts import fine_tune
+
+
+class Train(Protocol):
+    """Trains and leaves a run in a folder; on all of the training data, or without the part that is held out."""
+
+    def __call__(self, out: Path, trained: Trained, everything: bool, **options: Any) -> dict[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained over and over."""
+
+    model: str
+    data: str
+    metric: str
+    samples: tuple[int, int]  # to train on and held out
+    train: Train
+    source: Mapping[str, Any]  # what else tells its data from others
+
+
+def text_job(
+    model: str, data: TextData, name: str, share: float, seed: int, source: Mapping[str, Any], **options: Any
+) -> Job:
+    """Fine-tuning on texts; `options` are those of `fine_tune`."""
+    if data.dev is None:
+        data = data.divided(Split(seed, stratified=True))
+    part = hold_out_texts(data, share, seed)
+    assert part.train is not None and part.dev is not None
+
+    def train(out: Path, trained: Trained, everything: bool, **more: Any) -> dict[str, float]:
+        chosen, given = data if everything else part, {"source": source, **options, **more}
+        return fine_tune(model, chosen, name, out, *trained, **given)
+
+    return Job(model, name, data.metric, (len(part.train), len(part.dev)), train, source)
+
+
+def image_job(
+    model: str, data: str, share: float, seed: int, columns: PictureColumns | None = None, **options: Any
+) -> Job:
+    """Training on pictures; `options` are those of `train_images`."""
+    whole = load_images(data, seed, columns=columns, stratified=True)
+    part = hold_out_images(whole, share, seed)
+
+    def train(out: Path, trained: Trained, everything: bool, **more: Any) -> dict[str, float]:
+        given = {"pictures": whole if everything else part, "columns": columns, **options, **more}
+        return train_images(model, data, out, *trained, **given)
+
+    metric, source = "macro_f1" if whole.multi_label else "accuracy", {**options, "columns": columns and str(columns)}
+    return Job(model, data, metric, (len(part.train), len(part.val)), train, source)
