@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 from sot.cli.main import app
 from sot.data.sound_sets import TONES, tones
 from sot.models.folder import load_model
+from sot.probe.choice import draw_folds
 from sot.probe.features import Features
+from sot.probe.fitting import Budget, Target, choose_settings
+from sot.probe.heads import HEADS, token_statistics
 from sot.probe.rotation import rotated
 
 
@@ -60,6 +63,29 @@ def test_a_fold_is_scored_by_the_others_only():
     assert [test.rows.tolist() for _, test in turns] == [[1, 5], [0, 2], [3, 4]]
     assert all(sorted([*train.rows, *test.rows]) == list(range(6)) for train, test in turns)
     assert len({json.dumps(part.key) for turn in turns for part in turn}) == 6
+
+
+def test_settings_are_chosen_by_folds_of_the_data_too():
+    labels, folds = np.array([0.0, 1.0] * 6), [*"aabbccaabbcc"]
+    features = Features(None, np.zeros((12, 2), dtype=np.float16), np.arange(13), labels, 6.0, {})
+    train = rotated(features, folds)[0][0]
+    drawn = draw_folds(train.labels[train.rows], 8, groups=train.folds_of(train.rows))
+    held_out = [train.rows[~fitted].tolist() for fitted in drawn]
+    assert held_out == [[2, 3, 8, 9], [4, 5, 10, 11]]
+    alone = rotated(features, [*"aabbaabbaabb"])[0][0]  # one fold is left, and cannot be held out of itself
+    assert draw_folds(alone.labels[alone.rows], 6, groups=alone.folds_of(alone.rows)).any(1).all()
+
+
+@pytest.mark.parametrize(("folds", "count"), [(1, 1), (2, 2), (None, 4)])
+def test_fewer_folds_choose_settings(monkeypatch, folds, count):
+    draw = np.random.default_rng(0)
+    words, labels = draw.standard_normal((40, 8)).astype(np.float16), np.arange(40.0) % 2
+    features = Features(None, words, np.arange(41), labels, 6.0, {}, folds=np.arange(40) // 10)
+    fitted = []
+    monkeypatch.setattr("sot.probe.fitting.train_head", lambda head, features, rows, *_, seed: fitted.append(len(rows)))
+    budget = Budget(learning_rates=(1e-3,), weight_decays=(0.01,), search_folds=folds)
+    choose_settings(HEADS["max"], features, np.arange(40), token_statistics(features), Target(2), budget)
+    assert fitted == [30] * count
 
 
 def test_mistakes(tmp_path, table):

@@ -52,6 +52,10 @@ def probe(
         int | None, typer.Option(help="Numbers that gcp and mgcrp make of the words, about; 1176 by default.", min=1)
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of each training, at least.", min=1)] = 10,
+    search_folds: Annotated[
+        int | None,
+        typer.Option(help="Folds of five that choose settings; 5 by default, 1 from 2,000 samples on.", min=1, max=5),
+    ] = None,
     pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
     weights: Annotated[Path | None, typer.Option(help="File of weights for a timm name instead.")] = None,
     img_size: Annotated[int | None, typer.Option(help="Build a timm model for pictures of this size.", min=1)] = None,
@@ -90,7 +94,7 @@ def probe(
         else:
             texts, name = text_data(task, data, dev, (text, pair, label), regression=regression, encoding=encoding)
             subject = probing.read_texts(opened, texts, name, max_length, parts)
-        budget = probing.Budget(epochs=epochs)
+        budget = probing.Budget(epochs=epochs, search_folds=search_folds)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
         options |= {"representation": representation, "labels": counts}
         comparison = probing.compare_heads(opened, backbone.title, subject, names, out, **options)

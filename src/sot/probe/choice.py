@@ -34,10 +34,15 @@ class Chosen:
     settings: int
 
 
-def draw_folds(classes: Array | None, count: int, seed: int = 0) -> Array:
-    """`(folds, samples)`, True for what is fitted: stratified, and drawn several times where there are few."""
+def draw_folds(classes: Array | None, count: int, seed: int = 0, groups: Array | None = None) -> Array:
+    """`(folds, samples)`, True for what is fitted: stratified, and drawn several times where there are few.
+
+    Where samples come in `groups`, each of these is a fold.
+    """
     if count < 2:
         raise ValueError(f"{count} training samples are too few to hold out some of them")
+    if groups is not None and (groups != groups[0]).any():
+        return np.stack([groups != each for each in np.unique(groups)][: 1 if count >= ONE_FOLD else None])
     rounds = 1 if count >= ONE_FOLD else next((rounds for below, rounds in ROUNDS if count < below), 1)
     most = count if classes is None else int(np.bincount(classes.astype(int)).max())
     splits = max(2, min(FOLDS, count, most))

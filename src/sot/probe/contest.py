@@ -100,7 +100,8 @@ class Contest:
     def _solve(self, name: str, seed: int) -> tuple[FittedHead, float]:
         began, rows = clock(), self.rows(seed)
         targets = self.target.one_hot(self.train.labels[rows])
-        fitted = fit_second_order(self.train, rows, targets, self.target, names=SOLVED[name], seed=seed)
+        options: dict[str, Any] = {"names": SOLVED[name], "seed": seed, "search_folds": self.budget.search_folds}
+        fitted = fit_second_order(self.train, rows, targets, self.target, **options)
         return fitted, clock() - began
 
     def _norm(self, seed: int) -> tuple[Tensor, Tensor]:
@@ -129,7 +130,8 @@ class Contest:
         """What a row depends on; `seed` None is the choice of settings."""
         setting: dict[str, Any] = {"train": self.train.key, "test": self.test.key, "task": asdict(self.target)}
         setting |= {"engine": ENGINE} | ({} if self.labels is None else {"labels": self.labels})
-        digest = key_digest({**setting, "budget": asdict(self.budget)})
+        budget = {name: value for name, value in asdict(self.budget).items() if value is not None}
+        digest = key_digest({**setting, "budget": budget})
         return {"setting": digest, "seed": seed, "head": name if head is None else head.to_dict()}
 
     def _result(self, name: str, head: HeadConfig | None, seeds: int) -> Result:

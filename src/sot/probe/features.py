@@ -32,7 +32,8 @@ class Features:
 
     `class_tokens` is `(samples, dim)` or None; the words of sample i are `words[starts[i] : starts[i + 1]]`; its label
     is NaN if it could not be read. `seconds` is what the forward passes of the backbone took, without reading samples
-    or writing tokens; `unsorted_seconds`, of texts, what they would have taken in the order of the data.
+    or writing tokens; `unsorted_seconds`, of texts, what they would have taken in the order of the data. `folds` are
+    those that the data names, one a sample.
     """
 
     class_tokens: Array | None
@@ -42,6 +43,7 @@ class Features:
     seconds: float = 0.0
     key: Mapping[str, Any] | None = None
     unsorted_seconds: float | None = None
+    folds: Array | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,6 +72,10 @@ class Features:
     def is_uniform(self) -> bool:
         """Whether all samples have as many words, and some."""
         return bool(self.lengths[0] > 0 and (self.lengths == self.lengths[0]).all())
+
+    def folds_of(self, rows: Array) -> Array | None:
+        """The folds of some samples, if the data names any."""
+        return None if self.folds is None else self.folds[rows]
 
     def batch(self, rows: Array, norm: nn.LayerNorm | None = None, with_words: bool = True) -> Batch:
         """Tokens of some samples in float32, with the weight and bias of a LayerNorm if there is one."""

@@ -29,6 +29,7 @@ class Budget:
     batch_size: int = 64
     learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
     weight_decays: tuple[float, ...] = (0.01, 0.3)
+    search_folds: int | None = None  # of five that settings are chosen by; None is all, or one of many samples
 
     def epochs_of(self, samples: int) -> int:
         """How often so many samples are gone over."""
@@ -196,7 +197,8 @@ def choose_settings(
     """
     targets = target.one_hot(features.labels[rows])
     classes = features.labels[rows] if target.link == "softmax" else None
-    folds = torch.from_numpy(draw_folds(classes, len(rows))[:FOLDS])
+    drawn = draw_folds(classes, len(rows), groups=features.folds_of(rows))
+    folds = torch.from_numpy(drawn[: budget.search_folds or FOLDS])
     settings = list(itertools.product(budget.learning_rates, budget.weight_decays))
     outputs = torch.zeros(len(settings), len(folds), *targets.shape)
     for number, (rate, decay) in enumerate(settings):

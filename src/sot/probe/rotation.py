@@ -12,15 +12,18 @@ from sot.probe.outcome import Result
 
 
 def rotated(features: Features, folds: Sequence[str]) -> list[tuple[Features, Features]]:
-    """What to fit and what to score, for every fold; samples that do not take part have no label."""
+    """What to fit and what to score, for every fold; samples that do not take part have no label.
+
+    Settings are chosen by folds too: clips of one recording stay together.
+    """
     names, found = np.asarray(folds), []
     for name in dict.fromkeys(sorted(folds)):
         parts = []
         for part, taken in (("fitted", names != name), ("scored", names == name)):
-            key = {**(features.key or {}), "fold": name, "part": part}
+            key = {**(features.key or {}), "fold": name, "part": part, "chosen": "by folds"}
             labels = np.where(taken.reshape(-1, *[1] * (features.labels.ndim - 1)), features.labels, np.nan)
             seconds = features.seconds * float(taken.mean())
-            parts.append(replace(features, labels=labels, key=key, seconds=seconds))
+            parts.append(replace(features, labels=labels, key=key, seconds=seconds, folds=names))
         found.append((parts[0], parts[1]))
     return found
 

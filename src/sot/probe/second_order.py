@@ -144,15 +144,18 @@ def fit_second_order(
     *,
     names: Sequence[str] | None = None,
     seed: int = 0,
+    search_folds: int | None = None,
 ) -> FittedHead:
     """The head whose mixture and penalty cross-validation chooses, on `targets (rows, outputs)`.
 
+    `search_folds` is how many folds choose; None is all that are drawn.
     From some hundreds of samples on all of it is trained from there, if what is held out says that this is better.
     """
     link = target.link
     representation = Representation(features, rows, targets.shape[1])
     classes = targets.argmax(1).numpy() if link == "softmax" else None
-    folds = torch.from_numpy(draw_folds(classes, len(rows), seed))
+    drawn = draw_folds(classes, len(rows), seed, features.folds_of(rows))
+    folds = torch.from_numpy(drawn[:search_folds])
     mixtures, balanced = representation.mixtures(names), target.is_balanced
     chosen = choose(representation.blocks, mixtures, targets, folds, link, balanced=balanced)
     settings = targets, link, chosen.mixture, chosen.penalty
