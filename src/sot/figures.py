@@ -1,17 +1,27 @@
-"""Figures that show themselves in notebooks, in whatever scripts their texts are."""
+"""How every picture looks: one palette, letters that can be read, in whatever scripts the texts are."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from sot.files import as_png
 
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
+GREY, INK = "#777777", "#000000"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, INK)
+MARKERS = "os^Dvp"
+WIDTH = 8.0  # inches: 960 pixels, which pages show at about 800
+SMALL = 9  # points of the smallest letters
 LAST_RESORT = "Last Resort"  # how matplotlib's font of boxes is called, which claims to have every letter
 
 
@@ -53,3 +63,41 @@ class Drawing(Figure):
 
     def _repr_png_(self) -> bytes:
         return as_png(self)
+
+
+def sheet(height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Drawing, Any]:
+    """A figure as wide as a page, of so many inches, and its axes in an array of two dimensions."""
+    figure = Drawing(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    for each in axes.flat:
+        calm(each)
+    return figure, axes
+
+
+def calm(axes: Any) -> None:
+    """A light grid behind the data, and no frame above and beside it."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=SMALL)
+
+
+def dots(axes: Any, names: Sequence[str], points: Sequence[tuple[float, float, str]], hollow: bool = False) -> None:
+    """A row for each name, from the top: a dot of a colour at its mean, and half of its interval to both sides."""
+    for row, (mean, half, colour) in enumerate(points):
+        look = {"fmt": "D", "markerfacecolor": "white"} if hollow else {"fmt": "o"}
+        axes.errorbar(mean, row, xerr=half or None, color=colour, capsize=3, **look)
+    axes.set_yticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+
+
+def clean(text: str, width: int = 40) -> str:
+    """One printable line of at most `width` characters."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def short_name(model: str) -> str:
+    """What a model is called in a title: not where a machine keeps it."""
+    return "/".join(Path(model).parts[-2:]) if Path(model).is_absolute() else model

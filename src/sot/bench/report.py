@@ -1,20 +1,25 @@
-"""A benchmark's rows as a table, Markdown, JSON or a bar chart, with what they were measured on."""
+"""A benchmark's rows as a table, Markdown, JSON or bars, with what they were measured on."""
 
 from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.table import Table
 
 from sot.bench.cases import EXACT, FAST, Measurement
 from sot.bench.devices import CPU, device_name
-from sot.files import as_png, rich_table
+from sot.bench.timing import Spread
+from sot.files import rich_table
+
+if TYPE_CHECKING:
+    from sot.figures import Drawing
 
 COLUMNS = ("case", "what", "cost", "ratio", "by wall clock", "note")
+MAX_BESIDE = 3  # panels of a picture
 
 
 def processor() -> str:
@@ -85,24 +90,45 @@ class BenchReport:
         rows = [columns, ["---"] * len(columns), *lines]
         return "\n".join([*(f"| {' | '.join(row)} |" for row in rows), "", self.caption])
 
-    def picture(self) -> bytes:
-        """Bars of the ratios, one for each row that has one, with quartiles, as PNG."""
-        from matplotlib.figure import Figure
+    def figure(self) -> Drawing:
+        """The ratios with their quartiles, a panel for each case: beside each other where they measure the same."""
+        from sot.figures import BLUE, GREY, SMALL, dots, sheet
 
-        ratios = [(row, row.ratio) for row in self.rows if row.ratio is not None]
-        if not ratios:
+        cases: dict[str, list[tuple[str, Spread]]] = {}
+        for row in self.rows:
+            if row.ratio is not None:
+                cases.setdefault(row.case, []).append((row.name, row.ratio))
+        if not cases:
             raise ValueError(f"nothing to draw: {self.title} has no ratios")
-        figure = Figure(figsize=(9, 1 + 0.28 * len(ratios)), layout="constrained")
-        axes = figure.subplots()
-        for position, (row, ratio) in enumerate(ratios):
-            below, above = ratio.median - ratio.low, ratio.high - ratio.median
-            color = "C0" if row.name.startswith("ours") else "C7"
-            axes.barh(position, ratio.median, xerr=[[below], [above]], color=color, ecolor="0.3")
-        axes.set_yticks(range(len(ratios)), [f"{row.case}: {row.name}" for row, _ in ratios], fontsize=7)
-        axes.invert_yaxis()
-        axes.axvline(1, color="0.6", linewidth=0.8)
-        axes.set(xlabel="ratio to the reference", title=self.title)
-        return as_png(figure)
+        names = [[name for name, _ in rows] for rows in cases.values()]
+        beside = len(names) <= MAX_BESIDE and all(each == names[0] for each in names)
+        shape = (1, len(names)) if beside else (len(names), 1)
+        height = 0.27 * sum(map(len, names[:1] if beside else names)) + 0.6 * shape[0] + 1
+        figure, axes = sheet(height, *shape, sharex=True, height_ratios=[1] if beside else list(map(len, names)))
+        for number, (panel, (case, rows)) in enumerate(zip(axes.flat, cases.items())):
+            colours = [BLUE if name.startswith("ours") else GREY for name, _ in rows]
+            dots(panel, [name for name, _ in rows] if number == 0 or not beside else [""] * len(rows), [])
+            for place, (colour, (_, ratio)) in enumerate(zip(colours, rows)):
+                panel.barh(place, ratio.median, 0.7, color=colour)
+                panel.plot([ratio.low, ratio.high], [place, place], color="black", linewidth=1.2)
+            panel.axvline(1, color="black", linewidth=0.8)
+            panel.set_xlim(left=0)
+            panel.set_title(case.split(":")[0] if beside else case, fontsize=10)
+        figure.supxlabel(f"{self._quantity} relative to {self._reference}; line: quartiles", fontsize=SMALL)
+        what = {case.partition(": ")[2] for case in cases} if beside else set()
+        figure.suptitle(f"{self.title}: {what.pop()}" if len(what) == 1 else self.title, fontsize=11)
+        return figure
+
+    @property
+    def _quantity(self) -> str:
+        return "time" if all(row.unit == "ms" for row in self.rows if row.ratio) else "cost"
+
+    @property
+    def _reference(self) -> str:
+        """What the ratios are to, if it is one thing: its own are exactly one."""
+        names = {row.name for row in self.rows if row.ratio and row.ratio.low == row.ratio.high == 1}
+        found = names.pop() if len(names) == 1 else "the reference"
+        return "the published head" if found == "published" and "head" in self.title else found
 
 
 def cells(row: Measurement) -> list[str]:

@@ -14,7 +14,7 @@ import typer
 
 from sot.cli.options import JsonOption, RecipeOption, SetOption, console, progress, refuse_both
 from sot.errors import SettingError
-from sot.files import write_atomically
+from sot.files import as_png, write_atomically
 
 if TYPE_CHECKING:
     import torch
@@ -141,7 +141,7 @@ def show(title: str, measure: Measure, asked: Asked) -> None:
         with thread_count(count):
             reports.append(BenchReport(title, count, asked.rounds, measure(asked), device))
     if asked.picture is not None:
-        write_atomically(asked.picture, reports[0].picture())
+        write_atomically(asked.picture, as_png(reports[0].figure()))
     if asked.as_json:
         typer.echo(json.dumps([report.to_dict() for report in reports] if len(reports) > 1 else reports[0].to_dict()))
     elif asked.markdown:

@@ -28,7 +28,7 @@ from sot.cli.options import (
     refuse,
     text_data,
 )
-from sot.files import check_output, rich_table, write_atomically
+from sot.files import as_png, check_output, rich_table, write_atomically
 
 if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
@@ -98,7 +98,7 @@ def evaluate(
         result = pictures.evaluate(batch_size, _progress, all_classes)
     _show(result, folder, as_json)
     if confusion is not None and is_first_process():
-        write_atomically(confusion, draw_confusion(result))
+        write_atomically(confusion, as_png(draw_confusion(result)))
 
 
 def _check_data(folder: Path, data: str | None, task: str | None, kind: str | None, several: bool) -> None:

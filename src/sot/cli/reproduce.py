@@ -41,7 +41,7 @@ def reproduce(
     if table is None:
         _list(preset)
         return
-    from sot.paper.side_by_side import as_table, collect, write_report
+    from sot.paper.side_by_side import as_table, collect, subject, write_report
     from sot.paper.table import choose_rows, choose_tasks, load_table
     from sot.paper.work import Store, Where, plan
     from sot.training.run import show_bars_on_terminals_only
@@ -64,7 +64,7 @@ def reproduce(
             _train(units, store, where, workers, threads)
         found = collect(chosen, units, store)
         if is_first_process():
-            write_report(chosen, found, out)
+            write_report(chosen, found, out, subject(units, data))
     console.print(as_table(chosen, found))
     console.print(f"As Markdown, CSV and picture: {out / f'table-{table}'}.*", soft_wrap=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sot.data.tags import PictureColumns, Tags, is_picture_table
 from sot.data.texts import TextData
 from sot.evaluation.metrics import Array, image_scores, text_scores
 from sot.evaluation.multi_label import HALF, chosen, multi_label_scores
-from sot.files import as_png, read_object
+from sot.files import read_object
 from sot.models.accelerate import accelerate
 from sot.models.folder import load_model
 from sot.models.from_transformers import check_pairs
@@ -32,6 +32,11 @@ from sot.models.modeling import is_multi_label, labels_of
 from sot.training.recipe import Recipe, load_recipe
 from sot.training.run_folder import RUN_FILE, full_name, kept_split
 from sot.training.train_texts import TextSet
+
+if TYPE_CHECKING:
+    from sot.figures import Drawing
+
+MAX_NAMED, MAX_COUNTED = 40, 16  # classes of a confusion matrix with names, with counts
 
 
 @dataclass
@@ -224,17 +229,23 @@ def _several(logits: Array, labels: Array, names: list[str], thresholds: list[fl
     return MultiLabelEvaluation(scores, names, truth.T @ said, note, said.sum(0), truth.sum(0))
 
 
-def draw_confusion(evaluation: Evaluation) -> bytes:
-    """The confusion matrix, rows of true classes that sum to one, as PNG."""
-    from sot.figures import Drawing
+def draw_confusion(evaluation: Evaluation) -> Drawing:
+    """The confusion matrix: colours are shares of a row, a true class; numbers, of few classes, are counts."""
+    from sot.figures import SMALL, Drawing, clean
 
-    shares = evaluation.confusion / np.maximum(1, evaluation.confusion.sum(1, keepdims=True))
-    size = min(14.0, 3 + 0.35 * len(evaluation.labels))
+    counts, names = evaluation.confusion, [clean(name, 24) for name in evaluation.labels]
+    shares = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    size = min(8.0, 3 + 0.4 * len(names))
     figure = Drawing(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
-    figure.colorbar(axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), ax=axes, shrink=0.7)
+    figure.colorbar(
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1), ax=axes, shrink=0.7, label="share of the true class"
+    )
     axes.set(xlabel="predicted", ylabel="true")
-    if len(evaluation.labels) <= 40:
-        axes.set_xticks(range(len(evaluation.labels)), evaluation.labels, rotation=90)
-        axes.set_yticks(range(len(evaluation.labels)), evaluation.labels)
-    return as_png(figure)
+    if len(names) <= MAX_NAMED:
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=SMALL, parse_math=False)
+        axes.set_yticks(range(len(names)), names, fontsize=SMALL, parse_math=False)
+    for row, column in np.argwhere(counts > 0) if len(names) <= MAX_COUNTED else ():
+        shade = "white" if shares[row, column] > HALF else "black"
+        axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", color=shade, fontsize=SMALL)
+    return figure

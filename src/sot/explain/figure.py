@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from sot.explain.branches import CLASS, WORDS
-from sot.figures import Drawing
+from sot.figures import BLUE, GREY, ORANGE, SERIES, SMALL, VERMILION, WIDTH, Drawing, clean
 
 if TYPE_CHECKING:
     from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
 
 STRONG, WEAK = (124, 242, 27), (13, 119, 234)  # the paper's green and blue
-FOR, AGAINST = "#1a7f37", "#b3261e"
-COLOURS = {CLASS: "#4477aa", WORDS: "#ee8866", "bias": "#bbbbbb"}
+FOR, AGAINST = BLUE, VERMILION
+COLOURS = {CLASS: BLUE, WORDS: ORANGE, "bias": GREY}
+MAP = "viridis"  # from weak to strong; dark to light, for readers of any eyes
 LINE = 88  # characters of a text beside each other
 MAX_LINES = 12  # of a text in a figure; a page has all
 MAX_ARCS_OVER = 40  # words; above, arcs could not be told apart
@@ -30,12 +33,6 @@ def colour(strength: float) -> tuple[int, int, int]:
     return mixed[0], mixed[1], mixed[2]
 
 
-def clean(text: str, width: int = 40) -> str:
-    """One printable line of at most `width` characters."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
 def mark(column: Column) -> str:
     """A tick, a cross, or nothing where the true class is not known."""
     return "" if column.correct is None else " ✓" if column.correct else " ✗"
@@ -43,6 +40,7 @@ def mark(column: Column) -> str:
 
 def _title(axes: Any, text: str, column: Column | None = None, where: str = "center") -> None:
     shade = "black" if column is None or column.correct is None else FOR if column.correct else AGAINST
+    text = "\n".join(textwrap.fill(line, 30) for line in text.split("\n")) if where == "center" else text
     axes.set_title(text, fontsize=10, color=shade, parse_math=False, loc=where)
 
 
@@ -53,7 +51,7 @@ def draw_map(axes: Any, picture: Any, column: Column) -> None:
     """A picture under the map of a column, with what the column predicts."""
     height, width = picture.shape[:2]
     axes.imshow(picture)
-    overlay = {"cmap": "turbo", "vmin": 0, "vmax": 1, "alpha": 0.5, "interpolation": "bilinear"}
+    overlay = {"cmap": MAP, "vmin": 0, "vmax": 1, "alpha": 0.5, "interpolation": "bilinear"}
     axes.imshow(column.strength, extent=(-0.5, width - 0.5, height - 0.5, -0.5), **overlay)
     axes.set_axis_off()
     _title(axes, f"{column.name}: {clean(column.predicted, 24)}{mark(column)}", column)
@@ -73,7 +71,8 @@ def draw_contributions(axes: Any, explanation: Explanation) -> None:
     axes.set_yticks(range(len(index)), [clean(name, 18) for name in names], parse_math=False)
     axes.invert_yaxis()
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=SMALL, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2, frameon=False)
+    axes.tick_params(labelsize=SMALL)
     _title(axes, "what each branch adds to the logit")
 
 
@@ -87,16 +86,18 @@ def draw_spectrum(axes: Any, explanation: Explanation) -> None:
     ):
         for head, row in enumerate(np.where(values > 1e-6 * values.max(), values, np.nan)):
             number = np.arange(1, len(row) + 1)
-            axes.plot(number, row, style, color=f"C{head % 10}", linewidth=1.2, label=name if head == 0 else None)
+            shade, said = SERIES[head % len(SERIES)], name if head == 0 else None
+            axes.plot(number, row, style, color=shade, linewidth=1.2, label=said)
     axes.set_yscale("log")
     axes.minorticks_off()
-    axes.set_xlabel("singular value, by head", fontsize=8)
-    axes.legend(fontsize=7)
+    axes.tick_params(labelsize=SMALL)
+    axes.set_xlabel("number of the singular value; a colour a head", fontsize=SMALL)
+    axes.legend(fontsize=SMALL, frameon=False)
     _title(axes, "spectrum before and after normalisation")
 
 
 def draw_links(axes: Any, explanation: ImageExplanation) -> None:
-    """The pairs of patches that carry most evidence, as links over the picture: green for the class, red against."""
+    """The pairs of patches that carry most evidence, as links over the picture, in colours of FOR and AGAINST."""
     axes.imshow(explanation.picture)
     axes.imshow(np.ones((1, 1)), extent=axes.get_images()[0].get_extent(), cmap="gray", vmin=0, vmax=1, alpha=0.45)
     axes.set_axis_off()
@@ -115,6 +116,12 @@ def draw_links(axes: Any, explanation: ImageExplanation) -> None:
     _title(axes, f"pairs of words: evidence for {clean(explanation.target, 20)}")
 
 
+def _pairs_key(axes: Any, where: str = "upper center", anchor: tuple[float, float] = (0.5, 0)) -> None:
+    for shade, name in ((FOR, "for"), (AGAINST, "against")):
+        axes.plot([], [], color=shade, linewidth=3, label=name)
+    axes.legend(loc=where, bbox_to_anchor=anchor, ncols=2, fontsize=SMALL, frameon=False)
+
+
 def _nothing(axes: Any, why: str) -> None:
     axes.set_axis_off()
     axes.text(0.5, 0.5, textwrap.fill(why, 36), ha="center", va="center", fontsize=9)
@@ -125,16 +132,23 @@ def _nothing(axes: Any, why: str) -> None:
 
 def image_figure(explanation: ImageExplanation) -> Figure:
     """The picture, its maps by branch; below them links, contributions and spectrum."""
-    figure = Drawing(figsize=(12, 6.6), layout="constrained")
-    rows: Any = figure.subfigures(2, 1)
+    figure = Drawing(figsize=(WIDTH, 5.8), layout="constrained")
+    rows: Any = figure.subfigures(2, 1, height_ratios=(5, 6))
     top, bottom = rows
     axes = top.subplots(1, 1 + len(explanation.columns), squeeze=False)[0]
     _draw_row(axes, explanation)
+    _map_key(top, axes)
     below = bottom.subplots(1, 3)
     draw_links(below[0], explanation)
+    _pairs_key(below[0])
     draw_contributions(below[1], explanation)
     draw_spectrum(below[2], explanation)
     return figure
+
+
+def _map_key(figure: Any, axes: Any) -> None:
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), MAP), ax=list(axes), ticks=[0, 1], shrink=0.6, aspect=12)
+    bar.ax.set_yticklabels(["weak", "strong"], fontsize=SMALL)
 
 
 def _draw_row(axes: Any, explanation: ImageExplanation) -> None:
@@ -151,8 +165,10 @@ def _draw_row(axes: Any, explanation: ImageExplanation) -> None:
 def columns_figure(explanations: Sequence[ImageExplanation]) -> Figure:
     """The paper's figure: one row a picture, with its maps by branch, ticks and crosses."""
     wide = 1 + max(len(explanation.columns) for explanation in explanations)
-    figure = Drawing(figsize=(2.6 * wide, 2.8 * len(explanations)), layout="constrained")
-    for row, explanation in zip(figure.subplots(len(explanations), wide, squeeze=False), explanations):
+    figure = Drawing(figsize=(WIDTH, 2.3 * len(explanations)), layout="constrained")
+    places = figure.subplots(len(explanations), wide, squeeze=False)
+    _map_key(figure, places[0])
+    for row, explanation in zip(places, explanations):
         _draw_row(row, explanation)
         for place in row[1 + len(explanation.columns) :]:
             place.set_axis_off()
@@ -178,10 +194,10 @@ def text_figure(explanation: TextExplanation) -> Figure:
     """The words coloured by influence, one block a branch; arcs of pairs; below them contributions and spectrum."""
     places = lines_of(explanation)
     lines = min(MAX_LINES, places[-1][0] + 1)
-    tall = [0.34 * lines + 0.5] * len(explanation.columns)
+    tall = [0.26 * lines + 0.45] * len(explanation.columns)
     arcs = explanation.evidence is not None and len(places) <= MAX_ARCS_OVER
-    heights = [*tall, *([0.34 * lines + 1.6] if arcs else []), 3.0]
-    figure = Drawing(figsize=(11, sum(heights)), layout="constrained")
+    heights = [*tall, *([0.26 * lines + 1.4] if arcs else []), 3.0]
+    figure = Drawing(figsize=(WIDTH, sum(heights)), layout="constrained")
     parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights)
     for part, column in zip(parts, explanation.columns):
         axes = part.subplots()
@@ -205,7 +221,7 @@ def _draw_words(axes: Any, explanation: TextExplanation, places: Any, lines: int
         if shade is not None:
             box = Rectangle((column - 0.25, line + 0.08), len(word) + 0.5, 0.84, color=tuple(c / 255 for c in shade))
             axes.add_patch(box)
-        middle = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 12}
+        middle = {"ha": "center", "va": "center", "family": "monospace", "fontsize": 10}
         axes.text(column + len(word) / 2, line + 0.5, word, parse_math=False, **middle)
 
 
@@ -216,6 +232,8 @@ def _draw_arcs(axes: Any, explanation: TextExplanation, places: Any, lines: int)
     axes.set_ylim(lines, -1.5)
     said = f"pairs of words: evidence for {clean(explanation.target, 20)}"
     _title(axes, said if pairs else "words carry their evidence one by one", where="left")
+    if pairs:
+        _pairs_key(axes, "lower right", (1, 1))
     names = explanation.words.names
     most = max((abs(value) for *_, value in pairs), default=1.0)
     for first, second, value in reversed(pairs):

@@ -16,10 +16,10 @@ from sot.data.sound_sets import encode_sounds, reading_of
 from sot.data.sounds import Samples, Waveform
 from sot.explain.branches import parts_of, split_logits
 from sot.explain.explanation import branch_columns, check_method, common_parts
-from sot.explain.figure import AGAINST, FOR, clean, draw_contributions, draw_spectrum, mark
+from sot.explain.figure import AGAINST, FOR, draw_contributions, draw_spectrum, mark
 from sot.explain.reading import Reading, check_model, explaining
 from sot.explain.result import Explanation
-from sot.figures import Drawing
+from sot.figures import SMALL, WIDTH, Drawing, clean
 from sot.models.audio import AST, word_seconds
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _gradient(model: Any, tokens: Tokens, target: int) -> NDArray[np.float64]:
 
 def sound_figure(explanation: SoundExplanation) -> Figure:
     """The waveform over its time line; below them contributions and spectrum."""
-    figure = Drawing(figsize=(11, 7.5), layout="constrained")
+    figure = Drawing(figsize=(WIDTH, 6.5), layout="constrained")
     parts: Any = figure.subfigures(2, 1, height_ratios=[3, 2])
     wave, line = parts[0].subplots(2, 1, sharex=True)
     seconds = np.arange(len(explanation.samples)) / explanation.rate
@@ -137,7 +137,7 @@ def sound_figure(explanation: SoundExplanation) -> Figure:
     (name, score), truth = explanation.predictions[0], explanation.truth
     said = f"it is {clean(truth, 24)}; predicted " if truth else ""
     wave.set_title(f"{said}{clean(name, 24)} {score:.2f}", fontsize=10, parse_math=False)
-    wave.set_ylabel("sample", fontsize=8)
+    wave.set_ylabel("sample", fontsize=SMALL)
     column = explanation.columns[0]
     shades = [FOR if value > 0 else AGAINST for value in column.values]
     line.bar(explanation.edges[:-1], column.values, np.diff(explanation.edges), align="edge", color=shades)

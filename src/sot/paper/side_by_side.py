@@ -80,6 +80,17 @@ def is_score(column: str) -> bool:
     return column not in COUNTS
 
 
+def subject(units: Sequence[Unit], data: str | None) -> str:
+    """What a table was trained on, for its title: the data set and its size, of texts the model."""
+    from sot.figures import short_name
+
+    first = units[0]
+    if first.task is not None:
+        return ", ".join(dict.fromkeys(short_name(unit.model) for unit in units))
+    count = first.recipe.train_samples or int(first.about_data["train"])
+    return f"{Path(data or '').name}, {count:,} images"
+
+
 def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPaper:
     """The table without columns in which neither we nor the paper have a number, and without tasks not asked for."""
 
@@ -157,48 +168,12 @@ def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict
     ]
 
 
-Panel = tuple[str, list[tuple[float | None, float]], dict[str, Any]]  # title, mean and interval by row, look
+def write_report(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], out: Path, about: str) -> None:
+    """table-NAME.md, .csv and .png, whose title says what the rows are `about`."""
+    from sot.paper.picture import draw_table
 
-
-def _panels(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[Panel]:
-    """Every score of which we have some, and after it the paper's where it has any."""
-    panels: list[Panel] = []
-    for column, heading in table.columns.items():
-        cells = [each[column] for _, each in rows]
-        if not is_score(column) or not any(cell.ours for cell in cells):
-            continue
-        ours = [(cell.mean(), interval(cell.ours) or 0) for cell in cells]
-        panels.append((f"ours: {heading}", ours, {"fmt": "o", "capsize": 3}))
-        if any(cell.paper is not None for cell in cells):
-            panels.append(("the paper's", [(cell.paper, 0) for cell in cells], {"fmt": "D", "markerfacecolor": "none"}))
-    return panels
-
-
-def as_picture(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> bytes:
-    """Every score of ours with intervals, and beside it the paper's where it has any, as PNG."""
-    from matplotlib.figure import Figure
-
-    panels = _panels(table, rows)
-    count = max(1, len(panels))
-    figure = Figure(figsize=(4 + 2.5 * count, 1.2 + 0.36 * len(rows)), layout="constrained")
-    all_axes = figure.subplots(1, count, squeeze=False)[0]
-    for axes, (title, points, look) in zip(all_axes, panels):
-        axes.set_title(title, fontsize=9)
-        for place, (mean, half) in enumerate(points):
-            if mean is not None:
-                axes.errorbar(mean, place, xerr=half or None, color="C0" if place == 0 else "C3", **look)
-    for number, axes in enumerate(all_axes):
-        axes.set_yticks(range(len(rows)), [row.name for row, _ in rows] if number == 0 else [""] * len(rows))
-        axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.grid(alpha=0.3)
-    figure.suptitle(f"Table {table.name}: {table.title}", fontsize=10)
-    return as_png(figure)
-
-
-def write_report(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], out: Path) -> None:
-    """table-NAME.md, .csv and .png."""
     out.mkdir(parents=True, exist_ok=True)
     name = f"table-{table.name}"
     write_atomically(out / f"{name}.md", as_markdown(table, rows))
     write_atomically(out / f"{name}.csv", as_csv(as_rows(table, rows)))
-    write_atomically(out / f"{name}.png", as_picture(table, rows))
+    write_atomically(out / f"{name}.png", as_png(draw_table(table, rows, about)))

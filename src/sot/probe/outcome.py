@@ -6,7 +6,7 @@ import json
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -15,9 +15,12 @@ from rich.table import Column, Table
 from sot.core.head import HeadConfig
 from sot.errors import SettingError
 from sot.evaluation.metrics import interval
-from sot.files import as_csv, rich_table, write_atomically
+from sot.files import as_csv, as_png, rich_table, write_atomically
 from sot.probe.drawing import draw_dots, draw_lines
 from sot.training.run_folder import RUN_FILE
+
+if TYPE_CHECKING:
+    from sot.figures import Drawing
 
 
 @dataclass(frozen=True)
@@ -122,16 +125,18 @@ class ProbeComparison:
         rows = [{k: v for k, v in result.to_dict().items() if k != "config"} for result in self.results]
         return [{**row, "scores": " ".join(map(str, row["scores"]))} for row in rows]
 
-    def picture(self) -> bytes:
-        """Score over labels as lines, or of all labels sorted dots, with intervals, as PNG."""
+    def figure(self) -> Drawing:
+        """Score over labels as lines, or of all labels sorted dots, with intervals."""
+        from sot.figures import short_name
+
         draw = draw_lines if self.has_draws else draw_dots
-        return draw(self.results, f"{self.metric}, %", f"{self.model} on {self.data}")
+        return draw(self.results, f"{self.metric}, %", f"{short_name(self.model)} on {self.data}")
 
     def write(self, out: Path) -> None:
         """probe.json, probe.csv and probe.png."""
         write_atomically(out / "probe.json", json.dumps(self.to_dict(), indent=1))
         write_atomically(out / "probe.csv", as_csv(self.rows()))
-        write_atomically(out / "probe.png", self.picture())
+        write_atomically(out / "probe.png", as_png(self.figure()))
 
 
 def check_output(out: Path) -> None:

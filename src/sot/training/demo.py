@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sot.core.head import HeadConfig
-from sot.files import write_atomically
+from sot.files import as_png, write_atomically
 from sot.training.recipe import Recipe, load_recipe
 from sot.training.run import draw_curves
 from sot.training.train_images import train_images
@@ -33,7 +33,7 @@ def run_demo(
             rows = _run(out / f"{fusion}-{seed}", recipe.changed([f"seed={seed}"]), fusion)
             accuracies[name].append(100 * rows[-1]["eval_accuracy"])
             curves.setdefault(name, rows)
-            write_atomically(out / "demo.png", draw_curves(curves))
+            write_atomically(out / "demo.png", as_png(draw_curves(curves)))
     write_atomically(out / "demo.json", json.dumps(accuracies))
     return accuracies
 

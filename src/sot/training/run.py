@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import ProgressCallback, TrainerCallback
 
@@ -22,6 +22,9 @@ from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
 from sot.training.engine import BEST, SoTTrainer
 from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
 from sot.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from sot.figures import Drawing
 
 logger = logging.getLogger("sot")
 KEPT_FILE = "kept.json"  # what was kept, and its scores: written last
@@ -183,7 +186,7 @@ class Report(TrainerCallback):
             rows = epochs_of(state.log_history)
             write_beside(self.out / "metrics.csv", as_csv(rows))
             write_beside(self.out / "metrics.json", json.dumps(rows, indent=1))
-            write_beside(self.out / "curves.png", draw_curves({self.title: rows}))
+            write_beside(self.out / "curves.png", as_png(draw_curves({self.title: rows})))
 
 
 def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -198,30 +201,34 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for _, row in sorted(rows.items()) if len(row) > 1]
 
 
-def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> bytes:
-    """Loss and accuracy (or whatever score there is) of one or more runs, side by side, as PNG."""
-    from matplotlib.figure import Figure
+def draw_curves(runs: Mapping[str, list[dict[str, Any]]]) -> Drawing:
+    """Loss, and beside it accuracy or whatever score there is, of one or more runs by epoch."""
+    from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    from sot.figures import SERIES, SMALL, sheet
+
+    figure, ((left, right),) = sheet(3.8, 1, 2)
+    known = ("eval_accuracy", "eval_mcc", "eval_f1", "eval_pearson")
+    scores: dict[str, None] = {}
     for number, (title, rows) in enumerate(runs.items()):
-        colour = f"C{number}"
-        for name, style in (("train_loss", "--"), ("eval_loss", "-")):
+        score = next((name for name in known if rows and name in rows[-1]), "")
+        scores |= {score: None} if score else {}
+        panels = ((left, "train_loss", "--"), (left, "eval_loss", "-"), (right, score, "-"))
+        for axes, name, style in panels:
             points = [(row["epoch"], row[name]) for row in rows if name in row]
-            left.plot(
-                *zip(*points), style, color=colour, label=f"{title}, {name.replace('_', ' ')}"
-            ) if points else None
-        score = next(
-            (name for name in ("eval_accuracy", "eval_mcc", "eval_f1", "eval_pearson") if name in rows[-1]), None
-        )
-        points = [(row["epoch"], row[score]) for row in rows if score in row]
-        right.plot(*zip(*points), color=colour, label=title) if points else None
-    for axes, label in ((left, "loss"), (right, "score on validation")):
+            if points:
+                label = f"{title}, {'training' if style == '--' else 'validation'}"
+                axes.plot(*zip(*points), style, color=SERIES[number % len(SERIES)], label=label)
+    named = ", ".join(name.removeprefix("eval_") for name in scores) or "score"
+    for axes, label in ((left, "loss"), (right, f"{named} on validation")):
         axes.set(xlabel="epoch", ylabel=label)
-        axes.grid(alpha=0.3)
-        if axes.lines:
-            axes.legend(fontsize=8)
-    return as_png(figure)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = left.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=SMALL, frameon=False
+        )
+    return figure
 
 
 def model_card(

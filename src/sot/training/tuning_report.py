@@ -48,20 +48,19 @@ def _values(choices: Choices) -> list[float]:
 
 def draw_trials(rows: list[dict[str, Any]], space: Space, metric: str) -> bytes:
     """The score by trial, and beside it by every setting that was searched, as PNG."""
-    from matplotlib.figure import Figure
+    from sot.figures import BLUE, SMALL, sheet
 
     done = [row for row in rows if row["value"] is not None]
-    columns = min(4, 1 + len(space))
+    columns = min(3, 1 + len(space))
     lines = math.ceil((1 + len(space)) / columns)
-    figure = Figure(figsize=(3.2 * columns, 3 * lines), layout="constrained")
-    panels = list(figure.subplots(lines, columns, squeeze=False, sharey=True).flat)
+    figure, axes_of = sheet(2.6 * lines, lines, columns, sharey=True)
+    panels = list(axes_of.flat)
     for axes, name in zip(panels, ["trial", *space]):
         values = [row[name] for row in done]
         names = [str(value) for value in values]
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        axes.scatter(values if numbers else names, [row["value"] for row in done], s=18, alpha=0.7)
-        axes.set(xlabel=name)
-        axes.grid(alpha=0.3)
+        axes.scatter(values if numbers else names, [row["value"] for row in done], s=18, alpha=0.7, color=BLUE)
+        axes.set_xlabel(name, fontsize=SMALL)
         choices = space.get(name)
         if isinstance(choices, Range) and choices.log:
             axes.set_xscale("log")

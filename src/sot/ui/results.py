@@ -17,8 +17,9 @@ from PIL import Image
 
 from sot.data.pictures import FORMATS
 from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain_item, open_upload
-from sot.explain.figure import clean, draw_contributions, draw_links, draw_map, draw_spectrum, mark
+from sot.explain.figure import draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.report_page import coloured
+from sot.figures import clean
 from sot.files import as_png
 from sot.ui.models import Shown
 
