@@ -9,6 +9,7 @@ from transformers import AutoModelForAudioClassification, Speech2TextConfig, Spe
 import sot
 from sot.models.audio import clip_seconds
 from sot.models.folder import load_model
+from sot.training.adapters import add_adapters, merge_adapters
 
 
 def equipped(family, folder=None, **options):
@@ -145,12 +146,33 @@ def test_mistakes_are_told_in_words():
         sot.equip(Speech2TextModel(Speech2TextConfig(**size)), 2)
 
 
-def test_lora_is_saved_with_the_head(tmp_path):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_trains_every_adapter_and_is_merged(family):
+    pytest.importorskip("peft")
+    model = equipped(family)
+    inputs = batch(model, clips(8000))
+    before = model(**inputs).logits
+    add_adapters(model, 2)
+    adapters = {name: weight for name, weight in model.named_parameters() if "lora" in name}
+    for weight in adapters.values():
+        weight.data += 0.1
+    after = model(**inputs).logits
+    assert not torch.allclose(before, after, atol=1e-4)
+    after.sum().backward()
+    assert not [name for name, weight in adapters.items() if weight.grad is None]
+    merged, weights = merge_adapters(model, model.state_dict())
+    assert not any("lora" in name for name in weights)
+    torch.testing.assert_close(merged.eval()(**inputs).logits, after, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_of_peft_is_saved_with_the_head(family, tmp_path):
     peft = pytest.importorskip("peft")
-    model = equipped("hubert")
+    model = equipped(family)
     model.save_pretrained(tmp_path / "base")
     inputs = batch(model, clips(8000))
-    settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], modules_to_save=["classifier"])
+    layers = [name for name, layer in model.backbone.named_modules() if isinstance(layer, torch.nn.Linear)]
+    settings = peft.LoraConfig(r=2, target_modules=layers, modules_to_save=["classifier"])
     adapted = peft.get_peft_model(model, settings).eval()
     before = adapted(**inputs).logits
     for weight in adapted.parameters():

@@ -1,13 +1,14 @@
 """Reading sounds: formats, rates, channels, and what is wrong with files."""
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
 from sot.data.sound_sets import TONES, EvaluationSounds, Reading, load_sounds, tones
-from sot.data.sounds import Waveform, read_sound, sounds_in
+from sot.data.sounds import Waveform, as_sound, read_sound, sounds_in
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns
 from sot.errors import SoundError
@@ -60,6 +61,7 @@ def test_what_cannot_be_read_is_told_in_words(tmp_path):
     (tmp_path / "text.wav").write_text("no sound")
     soundfile.write(tmp_path / "empty.wav", np.zeros(0), 8000)
     soundfile.write(tmp_path / "wrong.wav", np.full(900, np.nan), 8000, "FLOAT")
+    soundfile.write(tmp_path / "huge.wav", np.full(900, 3e38), 8000, "FLOAT")
     whole = tmp_path / "cut.flac"
     soundfile.write(whole, tone(8000, 2), 8000)
     whole.write_bytes(whole.read_bytes()[:30])
@@ -68,6 +70,7 @@ def test_what_cannot_be_read_is_told_in_words(tmp_path):
         "text.wav": "it is no sound that can be read",
         "empty.wav": "it has no samples",
         "wrong.wav": "not finite",
+        "huge.wav": "larger than 1e",
         "cut.flac": "no sound|no samples",
         "other.wav": "it is AIFF; accepted: WAV, FLAC, OGG",
     }.items():
@@ -79,6 +82,17 @@ def test_what_cannot_be_read_is_told_in_words(tmp_path):
         read_sound(Waveform(np.zeros(9, dtype=int), RATE), RATE, 1)
     with pytest.raises(SoundError, match="it has 10 samples a second"):
         read_sound(Waveform(np.zeros(9), 10), RATE, 1)
+
+
+def test_samples_in_memory():
+    floats = tone(RATE)[:, 0]
+    whole = read_sound(as_sound(floats, RATE), RATE, 1)
+    for kind, scale in (("int16", 2**15), ("int32", 2**31)):
+        samples = (floats * (scale - 1)).astype(kind)
+        np.testing.assert_allclose(read_sound(as_sound((samples, RATE), 8000), RATE, 1), whole, atol=1e-4)
+    of_datasets = {"array": tone(48_000)[:, 0], "sampling_rate": 48_000, "path": None}
+    assert loudest(read_sound(as_sound(of_datasets, RATE), RATE, 1)) == pytest.approx(440, abs=3)
+    assert as_sound("a.wav", RATE) == Path("a.wav")
 
 
 def test_tones_are_always_the_same_and_of_five_kinds():

@@ -20,6 +20,8 @@ Samples = NDArray[np.float32]
 FORMATS = ("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG")  # as libsndfile calls what it finds in a file
 RATES = (1_000, 768_000)  # samples a second
 MAX_CHANNELS = 64
+LOUDEST = 1e10  # of samples, which usually are between -1 and 1; squares of more overflow in a spectrogram
+PCM = {"int16": 2.0**15, "int32": 2.0**31}  # what integers are divided by
 SHORTEST = 0.1  # seconds; less is padded with silence, of which every backbone makes a word
 
 
@@ -32,6 +34,16 @@ class Waveform(NamedTuple):
     def tobytes(self) -> bytes:
         """What tells it from others."""
         return bytes(np.ascontiguousarray(self.samples).data) + str(self.rate).encode()
+
+
+def as_sound(item: Any, rate: int) -> Path | Waveform:
+    """A file, samples with their rate as a pair or as datasets has them, or samples at `rate`."""
+    if isinstance(item, str | Path | Waveform):
+        return item if isinstance(item, Waveform) else Path(item)
+    if isinstance(item, dict) and {"array", "sampling_rate"} <= item.keys():
+        item = item["array"], item["sampling_rate"]
+    samples, own = item if isinstance(item, tuple) and len(item) == 2 else (item, rate)
+    return Waveform(np.asarray(samples), int(own))
 
 
 def read_sound(source: str | Path | Waveform, rate: int, seconds: float) -> Samples:
@@ -66,25 +78,22 @@ def _check_shape(rate: int, channels: int) -> None:
 
 def _one_channel(found: Waveform, rate: int, seconds: float) -> Samples:
     samples = np.asarray(found.samples)
-    if samples.dtype.kind != "f" or samples.ndim not in (1, 2):
-        raise ValueError(f"samples are floating-point numbers (time,) or (time, channels), got {_kind(samples)}")
+    if (samples.dtype.kind != "f" and samples.dtype.name not in PCM) or samples.ndim not in (1, 2):
+        accepted = "floating-point numbers, int16 or int32, (time,) or (time, channels)"
+        raise ValueError(f"samples are {accepted}, got {samples.dtype} of shape {samples.shape}")
     if not len(samples):
         raise ValueError("it has no samples")
-    samples = samples.reshape(len(samples), -1)
+    samples = samples.reshape(len(samples), -1)[: math.ceil(seconds * found.rate)]
     _check_shape(found.rate, samples.shape[1])
-    samples = samples[: math.ceil(seconds * found.rate)].astype(np.float32).mean(1)
-    if not np.isfinite(samples).all():
-        raise ValueError("some of its samples are not finite numbers")
+    if not (np.abs(samples) <= LOUDEST).all():
+        raise ValueError(f"some of its samples are not finite numbers, or larger than {LOUDEST:g}")
+    samples = samples.astype(np.float32).mean(1) / np.float32(PCM.get(samples.dtype.name, 1.0))
     if found.rate != rate:
         import soxr
 
         samples = soxr.resample(samples, found.rate, rate)
     short = math.ceil(SHORTEST * rate) - len(samples)
     return np.pad(samples, (0, max(0, short)))[: math.ceil(seconds * rate)].astype(np.float32)
-
-
-def _kind(samples: Any) -> str:
-    return f"{samples.dtype} of shape {samples.shape}"
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from sot.data.sound_sets import encode_sounds, reading_of
-from sot.data.sounds import Samples, Waveform
+from sot.data.sounds import Samples, Waveform, as_sound
 from sot.explain.branches import parts_of, split_logits
 from sot.explain.explanation import branch_columns, check_method, common_parts
 from sot.explain.figure import AGAINST, FOR, draw_contributions, draw_spectrum, mark
@@ -80,8 +80,7 @@ def explain_sound(
     check_model(model)
     check_method(method, SOUND_METHODS, "sounds")
     reading = reading_of(model, processor)
-    source = sound if isinstance(sound, str | Path) else _waveform(sound, reading.rate)
-    samples = reading(source)
+    samples = reading(as_sound(sound, reading.rate))
     inputs: dict[str, Any] = {
         name: value.to(model.device) for name, value in encode_sounds(processor, [samples]).items()
     }
@@ -103,11 +102,6 @@ def explain_sound(
         common["notes"].append("the moments are those of the whole window, which silence fills after the sound")
     rest: dict[str, Any] = {"method": method, "samples": samples, "rate": reading.rate, "edges": edges}
     return SoundExplanation(columns=column, **rest, **common)
-
-
-def _waveform(sound: Any, rate: int) -> Waveform:
-    samples, own = sound if isinstance(sound, tuple) and len(sound) == 2 else (sound, rate)
-    return Waveform(np.asarray(samples), int(own))
 
 
 def _of_clip(tokens: Tokens) -> Tokens:

@@ -18,7 +18,7 @@ from sot.data.images import check_processor, processor_transform
 from sot.data.pictures import open_picture, to_rgb
 from sot.data.rows import is_unicode
 from sot.data.sound_sets import encode_sounds, reading_of
-from sot.data.sounds import Waveform
+from sot.data.sounds import Waveform, as_sound
 from sot.models.equip import Equipped
 from sot.models.from_transformers import check_length
 
@@ -156,14 +156,6 @@ def _sounds(model: Equipped, items: list[Any]) -> Inputs:
             raise ValueError(f"X[{row}]: {error}") from error
         keys.append(_digest(sound.tobytes()) if isinstance(sound, Waveform) else _file_key(row, sound, "sound"))
     return Inputs(items, keys, lengths, model)
-
-
-def as_sound(item: Any, rate: int) -> Path | Waveform:
-    """A file, a pair of samples and their rate, or samples at the rate of the model."""
-    if isinstance(item, str | Path):
-        return Path(item)
-    samples, own = item if isinstance(item, tuple) and len(item) == 2 else (item, rate)
-    return Waveform(np.asarray(samples), int(own))
 
 
 def _digest(value: bytes) -> str:

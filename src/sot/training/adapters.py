@@ -16,13 +16,18 @@ def add_adapters(model: Any, rank: int) -> None:
     need("peft", f"lora={rank}", "lora")
     from peft import LoraConfig, inject_adapter_in_model
 
-    fused = [f"{name}." for name, part in model.backbone.named_modules() if isinstance(part, nn.MultiheadAttention)]
+    fused = [f"{name}." for name, part in model.backbone.named_modules() if _is_fused(part)]
     names = [name for name, layer in model.backbone.named_modules() if isinstance(layer, nn.Linear | Conv1D)]
     names = [name for name in names if not name.startswith(tuple(fused))]  # which never calls its layers
     if not names:
         raise ValueError(f"lora={rank} needs linear layers, and {type(model.body).__name__} has none")
     model.backbone.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names), model.backbone)
+
+
+def _is_fused(part: nn.Module) -> bool:
+    """Whether torch computes an attention from the weights of its layers; WavLM's is a module of its own."""
+    return isinstance(part, nn.MultiheadAttention) or hasattr(part, "torch_multi_head_self_attention")
 
 
 def merge_adapters(model: Any, weights: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
