@@ -93,6 +93,8 @@ def test_samples_in_memory():
     of_datasets = {"array": tone(48_000)[:, 0], "sampling_rate": 48_000, "path": None}
     assert loudest(read_sound(as_sound(of_datasets, RATE), RATE, 1)) == pytest.approx(440, abs=3)
     assert as_sound("a.wav", RATE) == Path("a.wav")
+    with pytest.raises(ValueError, match="rate of a sound is a whole number of samples a second, got 'fast'"):
+        as_sound((floats, "fast"), RATE)
 
 
 def test_tones_are_always_the_same_and_of_five_kinds():

@@ -103,5 +103,20 @@ def test_classifier_reads_files_and_samples(tmp_path):
     np.testing.assert_allclose(one, fitted.predict_proba(waves)[:1], atol=1e-5)  # whatever shares its batch
     with pytest.raises(ValueError, match=r"X\[1\]: .*floating-point"):
         fitted.predict([waves[0], [1, 2, 3]])
+    with pytest.raises(FileNotFoundError, match=r"X\[0\]: no such sound"):
+        fitted.predict(["nowhere.wav"])
+    found = fitted.explain((waves[0], 16_000))
+    assert found.edges[-1] == pytest.approx(0.5) and found.target in TONES
     fitted.save(tmp_path / "saved")
+    said = pipeline("audio-classification", str(tmp_path / "saved"))(waves[0])
+    assert said[0]["score"] == pytest.approx(one.max(), abs=1e-5)
     assert run("predict", tmp_path / "saved", tmp_path / "a.wav", "--json").exit_code == 0
+
+
+def test_classifier_adapts_its_backbone(tmp_path):
+    backbone = audio_folder("hubert", tmp_path / "model")
+    waves, labels = [wave.samples[:8000] for wave, _ in tones()[:20]], [TONES[kind] for _, kind in tones()[:20]]
+    adapted = sot.Classifier(backbone, adapt="finetune", adapt_steps=2, verbose=0).fit(waves, labels)
+    assert np.isfinite(adapted.predict_proba(waves)).all()
+    with pytest.raises(ValueError, match="is for texts, and this model reads sounds"):
+        sot.Classifier(backbone, adapt="contrastive", verbose=0).fit(waves, labels)

@@ -43,6 +43,8 @@ def as_sound(item: Any, rate: int) -> Path | Waveform:
     if isinstance(item, dict) and {"array", "sampling_rate"} <= item.keys():
         item = item["array"], item["sampling_rate"]
     samples, own = item if isinstance(item, tuple) and len(item) == 2 else (item, rate)
+    if isinstance(own, bool) or not isinstance(own, int | np.integer):
+        raise ValueError(f"the rate of a sound is a whole number of samples a second, got {own!r}")
     return Waveform(np.asarray(samples), int(own))
 
 

@@ -61,7 +61,8 @@ def similar_pairs(targets: Tensor, count: int, seed: int) -> tuple[list[int], li
 def contrast(model: Equipped, texts: Sequence[Any], targets: Tensor, settings: Adaptation) -> Equipped:
     """A copy of the model whose backbone puts texts of a class close together; sentence-transformers trains it."""
     if model.config.modality != "text":
-        raise ValueError('adapt="contrastive" is for texts, and this model reads images: take adapt="finetune"')
+        kind = {"image": "images", "audio": "sounds"}[model.config.modality]
+        raise ValueError(f'adapt="contrastive" is for texts, and this model reads {kind}: take adapt="finetune"')
     for library in ("sentence_transformers", "datasets"):
         need(library, 'adapt="contrastive"', "adapt")
     from datasets import Dataset

@@ -146,7 +146,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         return self._run(X, represent).numpy()
 
     def explain(self, x: Any, **options: Any) -> Any:
-        """What in one text, pair or picture speaks for a class, as `sot.explain.explain_item` returns it."""
+        """What in one text, pair, picture or sound speaks for a class, as `sot.explain.explain_item` returns it."""
         from sot.explain import explain_item
         from sot.probe.inputs import as_picture
 

@@ -151,10 +151,10 @@ def _sounds(model: Equipped, items: list[Any]) -> Inputs:
     for row, item in enumerate(items):
         try:
             sound = as_sound(item, reading.rate)
+            keys.append(_digest(sound.tobytes()) if isinstance(sound, Waveform) else _file_key(row, sound, "sound"))
             lengths.append(len(reading(sound)))  # like lengths share a batch
         except (ValueError, TypeError) as error:
             raise ValueError(f"X[{row}]: {error}") from error
-        keys.append(_digest(sound.tobytes()) if isinstance(sound, Waveform) else _file_key(row, sound, "sound"))
     return Inputs(items, keys, lengths, model)
 
 
