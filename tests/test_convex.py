@@ -1,5 +1,7 @@
 """Linear classifiers solved to their optimum, and how mixtures and penalties are chosen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -75,13 +77,17 @@ def test_scores_are_those_of_the_folds_that_a_sample_was_held_out_of():
     assert held_out_means(values, folds).tolist() == [6.0, 6.0]  # the last sample was never held out
 
 
-def test_of_what_cannot_be_told_apart_the_smaller_loss_is_chosen():
+def test_the_usual_mixture_is_left_for_one_that_is_better_by_some_standard_errors():
     features, labels = problem(120, 30, classes=2)
     noise = torch.randn(120, 30, generator=torch.Generator().manual_seed(9))
     blocks, folds = Blocks([features, noise]), torch.from_numpy(draw_folds(labels.numpy(), 120))
-    mixtures = {"signal": (1.0, 0.0), "noise": (0.0, 1.0), "both": (0.5, 0.5)}
+    mixtures = {"noise": (0.0, 1.0), "both": (0.5, 0.5), "signal": (1.0, 0.0)}
     chosen = choose(blocks, mixtures, torch.eye(2)[labels], folds, "softmax")
     assert chosen.mixture == "signal" and chosen.score > 0.8 and chosen.settings == 21
+    usual = choose(blocks, dict(reversed(mixtures.items())), torch.eye(2)[labels], folds, "softmax")
+    assert usual.mixture == "signal"
+    alike = choose(blocks, {"both": (0.5, 0.5), "nearly": (0.501, 0.499)}, torch.eye(2)[labels], folds, "softmax")
+    assert alike.mixture == "both", "what cannot be told apart stays as usual"
     nothing = choose(blocks, {"noise": (0.0, 1.0)}, torch.eye(2)[labels], folds, "softmax")
     assert nothing.penalty >= 1e-2, "where nothing is known, the strong penalties"
 
@@ -106,7 +112,7 @@ def test_every_mixture_becomes_a_head_with_the_logits_of_its_optimum(class_token
     targets, rows = torch.eye(2)[torch.from_numpy(features.labels).long()], np.arange(60)
     representation = Representation(features, rows, 2)
     mixtures = representation.mixtures()
-    assert len(mixtures) == (7 if class_tokens else 3)
+    assert len(mixtures) == (6 if class_tokens else 3)
     for name, shares in mixtures.items():
         head = representation.fit(targets, "softmax", name, 1e-3)
         expected = solve(representation.blocks, shares, targets, ALL.expand(1, 60), [1e-3], tolerance=1e-3)[0][0, 0]
@@ -123,6 +129,15 @@ def test_few_labels_tell_second_order_statistics_apart(count):
     assert fitted.chosen.mixture.startswith("second order") and not fitted.is_trained
     right = head_outputs(fitted.head, test, test.rows, 64).argmax(1).numpy() == test.labels
     assert right.mean() > (0.9 if count > 50 else 0.75)
+
+
+@pytest.mark.parametrize("modality, usual", [("image", "class"), ("text", "average"), ("audio", "average")])
+def test_what_is_usual_depends_on_what_backbones_are_trained_by(modality, usual):
+    draw = np.random.default_rng(0)
+    noise = draw.standard_normal((200 * 24, 16)).astype(np.float16)
+    features = replace(hand_made(200, 1), words=noise, modality=modality)
+    targets = torch.eye(2)[torch.from_numpy(features.labels).long()]
+    assert fit_second_order(features, features.rows, targets, Target(2)).chosen.mixture == f"second order + {usual}"
 
 
 def test_many_labels_train_all_of_it_if_that_is_better():

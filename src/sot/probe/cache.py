@@ -224,7 +224,8 @@ class _Cache:
         labels = np.array(arrays["labels"])
         seconds, key = sum(self.record["seconds"]), self.record["key"]
         unsorted = self.record.get("unsorted_seconds")
-        return Features(arrays.get("class"), arrays["words"], self.starts, labels, seconds, key, unsorted)
+        parts = arrays.get("class"), arrays["words"], self.starts, labels, seconds, key, unsorted
+        return Features(*parts, modality=self.model.config.modality)
 
 
 def stored_tokens(tokens: Tokens) -> dict[str, Array]:

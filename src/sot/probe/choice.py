@@ -20,6 +20,7 @@ OF_MANY = slice(2, 6)  # those that many samples may want
 FOLDS = 5
 ROUNDS = ((100, 4), (500, 2))  # below so many samples, the folds are drawn so many times
 ONE_FOLD = 2000  # from so many on, one of the folds tells enough
+ERRORS = 1.5  # standard errors by which another mixture has to be better than the usual one
 ROUGH = 1e-2  # how exactly the problems are solved that are only compared
 
 
@@ -81,37 +82,54 @@ def choose(
     penalties: Sequence[float] = PENALTIES,
     balanced: bool = False,
 ) -> Chosen:
-    """Of what scores within one standard error of the best, that of the smallest loss.
+    """The first mixture, unless another scores higher by 1.5 standard errors: few samples tell no more.
 
-    If `balanced`, classes count alike in the score. With one fold, of many samples, there are fewer penalties: the last
-    mixture tries them, and the others its best and those beside it.
+    Of its penalties that score within one standard error of the best, that of the smallest loss. If `balanced`, classes
+    count alike in the score. With one fold, of many samples, there are fewer penalties: the first mixture tries them,
+    and the others its best and those beside it.
     """
-    settings, found = [], []
     if len(folds) == 1 and len(penalties) > OF_MANY.stop:
         penalties = penalties[OF_MANY]
-    for name, mixture in reversed(list(mixtures.items())):
+    settings, outputs = [], []
+    count = 0
+    for name, mixture in mixtures.items():
         logits, _, _ = solve(blocks, mixture, targets, folds, penalties, link, ROUGH)
-        settings += [(name, penalty) for penalty in penalties]
-        found.append(logits)
-        if len(folds) == 1 and len(settings) == len(penalties):
-            middle = int(held_out_means(losses(logits, targets, link), folds).mean(1).argmin())
-            penalties = penalties[max(0, middle - 1) : middle + 2]
-    outputs = torch.cat(found)
-    chosen = within_one_error(outputs, targets, folds, link, balanced)
+        best = within_one_error(logits, targets, folds, link, balanced)
+        settings.append((name, penalties[best]))
+        outputs.append(logits[best])
+        count += len(penalties)
+        if len(folds) == 1 and len(settings) == 1:
+            penalties = penalties[max(0, best - 1) : best + 2]
+    chosen = told_apart(torch.stack(outputs), targets, folds, link, balanced)
     score, loss = (float(held_out_means(of(outputs[chosen], targets, link), folds).mean()) for of in (hits, losses))
-    return Chosen(*settings[chosen], score, loss, len(settings))
+    return Chosen(*settings[chosen], score, loss, count)
 
 
-def within_one_error(outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool) -> int:
-    """Which of `outputs (settings, folds, samples, logits)`: near the best score, and of these of the smallest loss."""
+def held_out_scores(
+    outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool
+) -> tuple[Tensor, Tensor]:
+    """Scores `(settings, samples)` and mean losses `(settings,)` of `outputs (settings, folds, samples, logits)`."""
     frequency = targets.mean(0).clamp_min(1e-6) * targets.shape[1]
     worth = (targets / frequency).sum(1) if balanced else targets.new_ones(len(targets))
     lost = held_out_means(losses(outputs, targets, link), folds).mean(1).nan_to_num(math.inf)
     scores = held_out_means(worth * hits(outputs, targets, link), folds)
-    scores = torch.where(lost.isfinite()[:, None], scores, -math.inf)  # what diverged is not chosen
+    return torch.where(lost.isfinite()[:, None], scores, -math.inf), lost  # what diverged is not chosen
+
+
+def within_one_error(outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool) -> int:
+    """Which setting: near the best score, and of these of the smallest loss."""
+    scores, lost = held_out_scores(outputs, targets, folds, link, balanced)
     best = int((scores.mean(1) - 1e-3 * lost.clamp_max(1e6)).argmax())
     near = scores.mean(1) >= scores[best].mean() - standard_error(scores - scores[best]).nan_to_num(0.0)
     return int(torch.where(near, lost, math.inf).argmin())
+
+
+def told_apart(outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool) -> int:
+    """Which setting: the first, or the best of those whose score is higher than its by that many standard errors."""
+    scores, _ = held_out_scores(outputs, targets, folds, link, balanced)
+    gained = scores - scores[0]
+    is_told = gained.mean(1) > ERRORS * standard_error(gained)
+    return int(torch.where(is_told, gained.mean(1), 0.0).argmax()) if is_told.any() else 0
 
 
 def standard_error(differences: Tensor) -> Tensor:

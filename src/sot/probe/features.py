@@ -44,6 +44,7 @@ class Features:
     key: Mapping[str, Any] | None = None
     unsorted_seconds: float | None = None
     folds: Array | None = None
+    modality: str = "text"
 
     def __len__(self) -> int:
         return len(self.labels)

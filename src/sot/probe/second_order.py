@@ -29,9 +29,13 @@ MIXED = {
     "second order": (0.0, 1.0, 0.0),
     "second order + class": (0.5, 0.5, 0.0),
     "second order + average": (0.0, 0.5, 0.5),
-    "second order + class + average": (0.25, 0.5, 0.25),
 }
 MIXTURES: dict[str, tuple[float, float, float]] = {**PLAIN, **MIXED}  # shares of class token, covariance, average
+# What is chosen from, the usual first: backbones for images are trained by their class token, those for texts rarely.
+COMPARED = {
+    "image": ("second order + class", "second order", "second order + average", "average"),
+    "text": ("second order + average", "second order", "second order + class", "average"),
+}
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Representation:
         return list(torch.split(values, [dim, second, dim] if self.has_class else [second, dim], dim=1))
 
     def mixtures(self, names: Sequence[str] | None = None) -> dict[str, Sequence[float]]:
-        """Those that the tokens allow."""
+        """Those of these names, else all, that the tokens allow."""
         chosen = {name: MIXTURES[name] for name in names or MIXTURES}
         return {
             name: shares[not self.has_class :] for name, shares in chosen.items() if self.has_class or not shares[0]
@@ -156,7 +160,8 @@ def fit_second_order(
     classes = targets.argmax(1).numpy() if link == "softmax" else None
     drawn = draw_folds(classes, len(rows), seed, features.folds_of(rows))
     folds = torch.from_numpy(drawn[:search_folds])
-    mixtures, balanced = representation.mixtures(names), target.is_balanced
+    usual = COMPARED["image" if features.modality == "image" else "text"]
+    mixtures, balanced = representation.mixtures(names or usual), target.is_balanced
     chosen = choose(representation.blocks, mixtures, targets, folds, link, balanced=balanced)
     settings = targets, link, chosen.mixture, chosen.penalty
     if len(rows) >= TRAIN_FROM and chosen.mixture in MIXED:

@@ -60,7 +60,8 @@ class TokenStore:
         classes = [sample.class_token for sample in whole if sample.class_token is not None]
         words = np.concatenate([sample.words for sample in whole])
         self._forget()
-        return Features(np.stack(classes) if classes else None, words, starts, labels, seconds)
+        found = np.stack(classes) if classes else None, words, starts, labels, seconds
+        return Features(*found, modality=self.model.config.modality)
 
     def _get(self, key: str) -> Sample | None:
         found = self.found.get(key)
