@@ -221,3 +221,14 @@ def test_hints_and_pages_name_extras_that_there_are():
     assert "pip install 'second-order-transformer" not in pages  # which works after a release only
     named = {name for found in re.findall(r"pip install (?:-e )?'\.\[([\w,]+)\]'", pages) for name in found.split(",")}
     assert {"ui", "data", "export"} <= named <= set(extras)
+
+
+def test_long_work_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, capsys):
+    from sot.cli import options
+
+    monkeypatch.setattr(options, "SECONDS_A_LINE", 0)
+    assert list(options.progress([1, 2, 3], "Fitting")) == [1, 2, 3]
+    said = capsys.readouterr()
+    assert said.err.splitlines()[0] == "Fitting: 1 of 3, 0 s left" and said.out == ""
+    assert list(options.progress(iter("ab"), "Reading")) == ["a", "b"]
+    assert capsys.readouterr().err.splitlines() == ["Reading: 1", "Reading: 2"]

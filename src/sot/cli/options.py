@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +35,7 @@ class VisibleConsole(Console):
 
 console = VisibleConsole()
 errors = VisibleConsole(stderr=True)
+SECONDS_A_LINE = 30  # of progress where there is no terminal
 
 # --- options ---------------------------------------------------------------------------------------------------
 
@@ -208,12 +210,12 @@ def is_first_process() -> bool:
 
 
 def progress(items: Iterable[Any], title: str, total: float | None = None) -> Iterable[Any]:
-    """The items, with a bar that says how many are done and how long is left, on a terminal only.
+    """The items, with a bar that says how many are done and how long is left; plain lines where no terminal is.
 
     What is printed meanwhile goes where it would: rich sends all of it to the bar's own stream unless it is told so.
     """
     if not errors.is_terminal:
-        return items
+        return _with_lines(items, title, len(items) if total is None and isinstance(items, Sized) else total)
     columns = (TextColumn(title), BarColumn(), TaskProgressColumn(show_speed=True), TimeRemainingColumn())
     return _with_bar(items, total, Progress(*columns, console=errors, transient=True, redirect_stdout=False))
 
@@ -221,6 +223,24 @@ def progress(items: Iterable[Any], title: str, total: float | None = None) -> It
 def _with_bar(items: Iterable[Any], total: float | None, bar: Progress) -> Iterable[Any]:
     with bar:
         yield from bar.track(items, total)
+
+
+def _with_lines(items: Iterable[Any], title: str, total: float | None) -> Iterator[Any]:
+    """A line from time to time, so that the logs of long work are not empty."""
+    began = said = time.monotonic()
+    for number, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - said >= SECONDS_A_LINE:
+            said, left = (
+                now,
+                "" if total is None else f" of {total:.0f}, {_minutes((now - began) * (total / number - 1))} left",
+            )
+            errors.print(f"{title}: {number}{left}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def plain(text: str) -> Text:
