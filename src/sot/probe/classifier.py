@@ -274,5 +274,5 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
             return items
         console = Console(stderr=True)
         if not console.is_terminal:
-            self._say(f"{title}: {len(items)} batches.")
+            self._say(f"{title}: {len(items)} {'batch' if len(items) == 1 else 'batches'}.")
         return track(items, title, console=console, transient=True, disable=not console.is_terminal)
