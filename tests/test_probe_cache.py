@@ -95,7 +95,7 @@ def test_a_picture_that_cannot_be_read_is_left_out_and_named(vit, tmp_path, capl
         caplog.clear()
         features = cache_features(vit, image_samples(vit, pictures, "data train"), tmp_path / "cache")
         assert len(features) == 100 and features.rows.tolist() == list(range(99))
-        assert "1 of 100 pictures of data train cannot be read and are left out." in caplog.text
+        assert "1 of 100 samples of data train cannot be read and are left out." in caplog.text
 
 
 def test_an_interrupted_cache_goes_on_where_it_was(vit, digits, passes, tmp_path):

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sot.cli.main import app
 from sot.data.sound_sets import TONES, tones
 from sot.models.folder import load_model
+from sot.probe import FrozenBackbone, cache_features, open_backbone, read_sounds
 from sot.probe.choice import draw_folds
 from sot.probe.features import Features
 from sot.probe.fitting import Budget, Target, choose_settings
@@ -86,6 +87,22 @@ def test_fewer_folds_choose_settings(monkeypatch, folds, count):
     budget = Budget(learning_rates=(1e-3,), weight_decays=(0.01,), search_folds=folds)
     choose_settings(HEADS["max"], features, np.arange(40), token_statistics(features), Target(2), budget)
     assert fitted == [30] * count
+
+
+def test_labels_of_a_table_may_change_and_files_may_be_missing(tmp_path, table, caplog):
+    folder = audio_folder("hubert", tmp_path / "model")
+    model = open_backbone(FrozenBackbone(str(folder)))
+    table.write_text(table.read_text() + f"\nnone.wav,{TONES[0]},2")
+
+    def labels():
+        data = read_sounds(model, str(table), label="category", fold="fold")
+        return cache_features(model, data.train, tmp_path / "cache").labels
+
+    first = labels()
+    assert np.isnan(first[-1]) and not np.isnan(first[:-1]).any()
+    assert "1 of 21 samples" in caplog.text and "none.wav" in caplog.text
+    table.write_text(table.read_text().replace(TONES[0], "zither"))
+    assert not np.array_equal(labels()[:-1], first[:-1])
 
 
 def test_mistakes(tmp_path, table):

@@ -59,7 +59,7 @@ def cache_features(model: Equipped, samples: Samples, folder: Path, progress: Pr
     left_out = len(features) - len(features.rows)
     if left_out:
         name = samples.identity["data"]["name"]
-        logger.warning("%d of %d pictures of %s cannot be read and are left out.", left_out, len(features), name)
+        logger.warning("%d of %d samples of %s cannot be read and are left out.", left_out, len(features), name)
     return features
 
 

@@ -18,7 +18,7 @@ from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import load_images, seeded
 from sot.data.rows import read_rows
 from sot.data.sound_sets import load_sounds
-from sot.data.sources import Subset, part_of
+from sot.data.sources import Subset, class_numbers, part_of
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns, is_picture_table
 from sot.data.texts import TextData
@@ -112,8 +112,12 @@ class Data:
 def read_images(model: SoTForImageClassification, spec: str, samples: tuple[int, int] = (0, 0)) -> Data:
     """Pictures, as `sot train` names them; so many to train on and to score, 0 is all."""
     pictures = load_images(spec)
-    train = image_samples(model, part_of(pictures.train, samples[0]), f"{spec} train")
-    test = image_samples(model, part_of(pictures.val, samples[1]), f"{spec} val")
+    parts = []
+    for name, part, count in (("train", pictures.train, samples[0]), ("val", pictures.val, samples[1])):
+        source = part_of(part, count)
+        labels = class_numbers(source) if is_picture_table(spec) else None  # of folders file names tell them
+        parts.append(image_samples(model, source, f"{spec} {name}", labels))
+    train, test = parts
     return Data(spec, train, test, pictures.labels, "accuracy", full_name(spec))
 
 

@@ -17,6 +17,7 @@ from transformers import DataCollatorWithPadding
 
 from sot.data.images import EvaluationSet, check_processor, processor_transform, stack
 from sot.data.sound_sets import EvaluationSounds, SoundCollate, reading_of
+from sot.data.sounds import Waveform
 from sot.data.sources import Stream, file_name
 from sot.data.texts import TextSplit
 from sot.models.audio import clip_seconds, word_count
@@ -50,7 +51,7 @@ class Samples:
         return dict(self.collate([self.data[row] for row in rows]))
 
 
-def image_samples(model: SoTForImageClassification, source: Any, name: str) -> Samples:
+def image_samples(model: SoTForImageClassification, source: Any, name: str, labels: list[Any] | None = None) -> Samples:
     """Pictures through the image processor that is saved with the model."""
     if isinstance(source, Stream):
         raise ValueError(f"{name} is a stream: probing resumes where it was, so it needs data that can be indexed")
@@ -59,6 +60,8 @@ def image_samples(model: SoTForImageClassification, source: Any, name: str) -> S
     _check_any(source, name)
     check_processor(model.processor, "the model")
     data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
+    if labels is not None:
+        data["labels"] = key_digest({"labels": labels})
     return Samples(
         EvaluationSet(source, processor_transform(model.processor)),
         stack,
@@ -73,7 +76,7 @@ def sound_samples(model: Any, source: Any, name: str) -> Samples:
     _check_any(source, name)
     sounds = EvaluationSounds(source, reading)
     words = [word_count(model, len(sounds[row]["samples"])) for row in range(len(sounds))]
-    data = {"name": name, "samples": len(source), "digest": picture_digest(source)}
+    data = {"name": name, "samples": len(source), "digest": sound_digest(source)}
     known = None if None in words else [count or 0 for count in words]
     transform = transform_identity(model)
     return Samples(sounds, SoundCollate(processor), known, {"data": data, "transform": transform})
@@ -135,7 +138,18 @@ def picture_digest(source: Any) -> str:
     return _digest([*parts, *map(_file_state, archive)])
 
 
+def sound_digest(source: Any) -> str:
+    """Files by name, size and time, other sounds by their samples, and the labels, which a table may change."""
+    sounds = (source[row] for row in range(len(source)))
+    return _digest(
+        (sound.tobytes() if isinstance(sound, Waveform) else _file_state(Path(sound))) + f"|{label}".encode()
+        for sound, label in sounds
+    )
+
+
 def _file_state(file: Path) -> bytes:
+    if not file.exists():
+        return f"{file}|missing".encode()
     stat = file.stat()
     return f"{file}|{stat.st_size}|{stat.st_mtime_ns}".encode()
 
