@@ -28,7 +28,7 @@ def draw_dots(results: list[Result], score: str, title: str) -> Drawing:
 
     colours = {"sot.Classifier": VERMILION, "second order": ORANGE, "first order": BLUE}
     ordered = sorted(results, key=lambda result: -result.mean)
-    figure, ((axes,),) = sheet(1.6 + 0.24 * len(ordered))
+    figure, ((axes,),) = sheet(max(2.3, 1.6 + 0.24 * len(ordered)))
     points = [(100 * row.mean, 100 * (interval(row.scores) or 0), colours[_kind(row)]) for row in ordered]
     dots(axes, [row.head for row in ordered], points)
     column: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center", "fontsize": SMALL}
