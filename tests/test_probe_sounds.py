@@ -40,9 +40,11 @@ def table(tmp_path):
 def test_folds_of_a_table_take_turns(tmp_path, table, family):
     folder = audio_folder(family, tmp_path / "model")
     command = ("--model", folder, "--data", table, "--label", "category", "--fold-column", "fold", "--epochs", 1)
+    command += ("--rates", "1e-3,1e-2", "--decays", "0.05", "--search-folds", 1)
     found = probe(*command, "--heads", "gap,mgcrp", "--out", tmp_path / "out", "--json")
     assert found.exit_code == 0, found.output
     rows = json.loads(found.stdout)["heads"]
+    assert rows[1]["learning_rate"] in (1e-3, 1e-2) and rows[1]["weight_decay"] == 0.05
     assert [row["head"] for row in rows] == ["gap", "mgcrp"] and all(len(row["scores"]) == 2 for row in rows)
     again = probe(*command, "--heads", "gap,mgcrp", "--out", tmp_path / "out")
     assert again.exit_code == 0 and "over 2 folds" in " ".join(again.stdout.split())
@@ -113,6 +115,8 @@ def test_mistakes(tmp_path, table):
         (("--data", table), "has no column 'label'"),
         (("--data", "nowhere"), "unknown data"),
         (("--data", "tones", "--pair", "b"), "is for texts"),
+        (("--data", "tones", "--rates", "1e-3,fast"), "--rates takes numbers above 0 with commas"),
+        (("--data", "tones", "--decays", "0"), "--decays takes numbers above 0 with commas"),
     ):
         found = probe("--model", folder, *options, "--out", tmp_path / "out")
         assert found.exit_code == 1 and isinstance(found.exception, ValueError) and said in str(found.exception)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,8 @@ def probe(
         int | None, typer.Option(help="Numbers that gcp and mgcrp make of the words, about; 1176 by default.", min=1)
     ] = None,
     epochs: Annotated[int, typer.Option(help="Epochs of each training, at least.", min=1)] = 10,
+    rates: Annotated[str, typer.Option(help="Learning rates to choose from.")] = "1e-3,3e-3,1e-2,3e-2",
+    decays: Annotated[str, typer.Option(help="Weight decays to choose from.")] = "0.01,0.3",
     search_folds: Annotated[
         int | None,
         typer.Option(help="Folds of five that choose settings; 5 by default, 1 from 2,000 samples on.", min=1, max=5),
@@ -74,6 +77,8 @@ def probe(
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     counts = _labels(labels)
+    tried = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
+    budget = probing.Budget(epochs=epochs, search_folds=search_folds, **tried)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
@@ -94,7 +99,6 @@ def probe(
         else:
             texts, name = text_data(task, data, dev, (text, pair, label), regression=regression, encoding=encoding)
             subject = probing.read_texts(opened, texts, name, max_length, parts)
-        budget = probing.Budget(epochs=epochs, search_folds=search_folds)
         options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
         options |= {"representation": representation, "labels": counts}
         comparison = probing.compare_heads(opened, backbone.title, subject, names, out, **options)
@@ -114,6 +118,17 @@ def _labels(text: str) -> list[int | None]:
         raise ValueError(f"--labels takes numbers from 2 on, or all, with commas between them; got {text!r}")
     numbers: list[int | None] = [*sorted({int(part) for part in parts if part != "all"})]
     return numbers + ([None] if "all" in parts else [])
+
+
+def _numbers(option: str, text: str) -> tuple[float, ...]:
+    """Numbers with commas between them."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise ValueError(f"{option} takes numbers above 0 with commas between them; got {text!r}")
+    return numbers
 
 
 def _refuse_texts(model: str, kind: str, options: dict[str, Any]) -> None:
