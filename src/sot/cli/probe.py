@@ -77,7 +77,7 @@ def probe(
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     counts = _labels(labels)
-    tried = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
+    tried: dict[str, Any] = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
     budget = probing.Budget(epochs=epochs, search_folds=search_folds, **tried)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
