@@ -77,8 +77,12 @@ def probe(
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     counts = _labels(labels)
-    tried: dict[str, Any] = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
-    budget = probing.Budget(epochs=epochs, search_folds=search_folds, **tried)
+    budget = probing.Budget(
+        epochs=epochs,
+        learning_rates=_numbers("--rates", rates),
+        weight_decays=_numbers("--decays", decays),
+        search_folds=search_folds,
+    )
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
