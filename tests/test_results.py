@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are what the commands make of the results that are kept beside it."""
+"""The tables of docs/results-*.md are what the commands make of the results that are kept beside them."""
 
 import json
 import re
@@ -14,8 +14,8 @@ from sot.paper.side_by_side import as_markdown, collect
 from sot.paper.table import load_table
 from sot.paper.work import Store, Unit
 
-PAGE = Path(__file__).parent.parent / "docs" / "results.md"
-FOLDER = PAGE.parent / "results"
+DOCS = Path(__file__).parent.parent / "docs"
+FOLDER = DOCS / "results"
 NETTE_ARGS = {"embed": "naive", "patch_size": 16, "embed_dim": 64, "depth": 4, "num_heads": 4}
 NETTE = ("img_size=112", f"model_args={json.dumps(NETTE_ARGS)}")
 SETTINGS = {  # of the commands in the page, by the folder of their results
@@ -29,10 +29,25 @@ SETTINGS = {  # of the commands in the page, by the folder of their results
     "texts/mpnet": ("precision=bfloat16", "lr=5e-5"),
     "texts/sst2": ("precision=bfloat16", "train_samples=9000"),
 }
-CORRUPTIONS = ("", "imagenette")  # folders of models that were evaluated on corrupted pictures
+PAGES = {  # where the tables of a folder stand
+    "": "results-cifar10.md",
+    "cifar10-all": "results-cifar10.md",
+    "clipped": "results-cifar10.md",
+    "imagenette": "results-imagenette.md",
+    "imagenette-exact": "results-imagenette.md",
+    "imagenette-long": "results-imagenette.md",
+    "texts": "results-texts.md",
+    "texts/mpnet": "results-texts.md",
+    "texts/sst2": "results-texts.md",
+}
+CORRUPTIONS = ("", "imagenette")  # folders of models that were evaluated on corrupted images
 TABLES = [(folder, file) for folder in SETTINGS for file in sorted((FOLDER / folder).glob("table-*.md"))]
 PROBES = [*sorted((FOLDER / "probes").glob("*.json")), FOLDER / "probes" / "depth" / "cola-3.json"]
 SEEDS = range(5)
+
+
+def page(name):
+    return (DOCS / name).read_text()
 
 
 def results_of(folder):
@@ -62,7 +77,7 @@ def test_the_tables_show_the_results(folder, file):
     shown = [line for line in file.read_text().splitlines() if line.startswith("| ")]
     made = as_markdown(table, collect(table, units, store)).splitlines()
     assert shown == [line for line in made if line.startswith("| ")]
-    assert all(line in PAGE.read_text() for line in shown), f"docs/results.md has another table {name}"
+    assert all(line in page(PAGES[folder]) for line in shown), f"{PAGES[folder]} has another table {name}"
 
 
 def tables_of(folder):
@@ -91,13 +106,12 @@ def test_the_probes_are_in_the_page(file):
         HeadConfig.from_dict(row["config"])
         score = f"{100 * row['mean']:.2f} ± {100 * interval(row['scores']):.2f}"
         line = f"| {row['head']} | {score} | {100 * row['held_out']:.2f} | {row['params']:,} |"
-        assert line in PAGE.read_text(), f"docs/results.md has other numbers of {file.stem}"
+        assert line in page("results-probes.md"), f"docs/results-probes.md has other numbers of {file.stem}"
 
 
 def test_what_epochs_of_the_probes_cost_is_in_their_page():
     found = [json.loads((FOLDER / "probes" / f"{name}.json").read_text()) for name in ("imagenette", "sst2", "cola")]
     costs = [{row["head"]: f"{row['epoch_ratio']:.2%}".replace("%", " %") for row in each["heads"]} for each in found]
-    page = (PAGE.parent / "probing.md").read_text()
     for head in (
         "class",
         "class+gap",
@@ -108,7 +122,7 @@ def test_what_epochs_of_the_probes_cost_is_in_their_page():
         "class+mgcrp-exact-0.25",
         "attn",
     ):
-        assert f"| {head} | {' | '.join(cost[head] for cost in costs)} |" in page
+        assert f"| {head} | {' | '.join(cost[head] for cost in costs)} |" in page("probing.md")
 
 
 def test_the_probes_of_every_depth_are_in_the_page():
@@ -117,7 +131,7 @@ def test_the_probes_of_every_depth_are_in_the_page():
         rows = {row["head"]: row for row in json.loads((FOLDER / "probes" / f"{name}.json").read_text())["heads"]}
         chosen = [rows[head] for head in ("ep8", "class+ep8", "class+mgcrp-exact-0.25")]
         cells = [f"{shown(row['scores'])} ({100 * row['held_out']:.2f})" for row in chosen]
-        assert f"| {layers} | {' | '.join(cells)} |" in PAGE.read_text()
+        assert f"| {layers} | {' | '.join(cells)} |" in page("results-probes.md")
 
 
 def shown(scores):
@@ -136,13 +150,13 @@ def test_the_corruptions_are_in_the_page(folder):
     for found in seeds.values():
         clean, corrupted = ([each[kind] for each in found] for kind in ("clean", "corrupted"))
         lost = [before - after for before, after in zip(clean, corrupted)]
-        assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in PAGE.read_text()
+        assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in page("results-corruptions.md")
 
 
 def test_summaries_repeat_the_tables():
-    page, readme = PAGE.read_text(), (PAGE.parent.parent / "README.md").read_text()
-    _, summary, tables = re.split(r"^## (?:In short|Pictures from scratch: CIFAR-10)$", page, flags=re.MULTILINE)
-    figures = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", summary + readme[readme.index("Evidence is in") :])
+    tables = "".join(map(page, {*PAGES.values(), "results-probes.md"}))
+    readme = page("../README.md")
+    figures = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", page("results.md") + readme[readme.index("Evidence is in") :])
     assert len(figures) > 30
     assert [figure for figure in figures if f"| {figure} " not in tables] == []
 
@@ -154,10 +168,10 @@ def test_the_losses_of_fine_tuned_texts_are_in_the_page():
         losses.setdefault((result["task"], fusion), []).append(result["scores"]["loss"])
     for task, name in {"cola": "CoLA", "rte": "RTE", "mrpc": "MRPC", "sick": "SICK"}.items():
         cells = [f"{np.mean(each):.3f} ± {interval(each):.3f}" for each in (losses[task, f] for f in ("class", "late"))]
-        assert f"| {name} | {' | '.join(cells)} |" in PAGE.read_text()
+        assert f"| {name} | {' | '.join(cells)} |" in page("results-texts.md")
 
 
 def test_the_learned_exponents_are_in_the_page():
     for row in json.loads((FOLDER / "learned" / "cifar10.json").read_text()):
         cells = f"| {row['start']} | {row['rate']} | {np.mean(row['exponents']):.2f} | {100 * row['accuracy']:.2f} |"
-        assert cells in PAGE.read_text()
+        assert cells in page("results-cifar10.md")
