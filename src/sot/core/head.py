@@ -70,7 +70,7 @@ class SecondOrderHead(nn.Module):
         self.apply(init_linear)
 
     def reset(self, num_classes: int) -> None:
-        """Replace the linear layers by new ones for `num_classes`, on the device and in the type of the old."""
+        """Replace the linear layers by new ones for `num_classes`, of the same device and type."""
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 0:
             raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
         old = next(self.parameters(), torch.empty(0))
@@ -87,7 +87,7 @@ class SecondOrderHead(nn.Module):
 
     @property
     def num_branches(self) -> int:
-        """How many classifiers are trained: two for late fusion, one for the others."""
+        """Number of classifiers that are trained: two for late fusion, one for the others."""
         return 2 if self.fusion == "late" else 1
 
     def forward(
@@ -108,7 +108,7 @@ class SecondOrderHead(nn.Module):
     def represent(
         self, class_token: Tensor | None, word_tokens: Tensor | Packed | None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`(batch, class_features)` and `(batch, word_features)`: what the linear layers read, either may be 0 wide."""
+        """What the linear layers read: `(batch, class_features)` and `(batch, word_features)`, either may be 0 wide."""
         self._check(class_token, word_tokens)
         if class_token is not None:
             class_token = self.norm(class_token)

@@ -60,11 +60,11 @@ class Pool(nn.Module):
         return self.pool(kept, mask, count)
 
     def pool(self, tokens: Tensor, mask: Tensor | None, count: Tensor) -> Tensor:
-        """What `keep` gives, pooled."""
+        """Pool tokens `(batch, tokens, dim)`, masked ones zero, to `(batch, out_features)`; `count` is `(batch, 1)`."""
         raise NotImplementedError
 
     def pool_packed(self, packed: Packed) -> Tensor:
-        """The same of tokens without padding, for whoever has them so."""
+        """Pool tokens without padding to `(batch, out_features)`."""
         return self.pool(*packed.padded(), packed.counts)
 
     def can_skip(self, linear: nn.Module, tokens: Tensor) -> bool:

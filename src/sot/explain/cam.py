@@ -153,7 +153,7 @@ def _library() -> Any:
 def activation_maps(
     model: SoTForImageClassification, pixels: Tensor, target: int, method: str = "gradcam"
 ) -> dict[str, NDArray[np.float32]]:
-    """Where in one picture `(1, channels, height, width)` the evidence for class `target` is, by part.
+    """Maps by part: where in one image `(1, channels, height, width)` the evidence for class `target` is.
 
     The maps are signed and have the rows and columns of the model's words. Through the class token they show the words
     that its last attention reads, through the words those that the head pools; the map of both is their sum, weighted

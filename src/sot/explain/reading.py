@@ -56,7 +56,7 @@ def explaining(model: nn.Module) -> Iterator[None]:
 
 
 def read_image(model: SoTForImageClassification, pixels: Tensor, attentions: bool = False) -> Reading:
-    """The tokens of pictures `(batch, channels, height, width)`, in the type of the head."""
+    """The tokens of images `(batch, channels, height, width)`, in the type of the head."""
     assert model.layout is not None
     pixels = pixels.to(model.device).detach().clone().requires_grad_()
     of_timm = model.body is not model.backbone

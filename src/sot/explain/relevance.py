@@ -61,7 +61,7 @@ def token_relevance(head: SecondOrderHead, reading: Reading, part: str, target: 
 def relevance_maps(
     model: SoTForImageClassification, pixels: Tensor, target: int
 ) -> tuple[dict[str, NDArray[np.float32]], str]:
-    """Relevance of every word of one picture by part, and a note on the layers it went through."""
+    """Relevance of every word of one image by part, and a note on the layers it went through."""
     with explaining(model):
         reading = read_image(model, pixels, attentions=True)
         used, total = len(global_attentions(reading)), len(reading.attentions)

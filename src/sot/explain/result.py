@@ -1,4 +1,4 @@
-"""What an explanation consists of, and as which files it can be had."""
+"""Explanations: what they hold, and the files they write."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Column:
 
     @property
     def strength(self) -> NDArray[np.float64]:
-        """The values from 0 to 1, as they are drawn: what speaks against the class counts as nothing."""
+        """The values scaled to 0…1 as they are drawn; negative ones are zero."""
         positive = np.maximum(self.values, 0).astype(np.float64)
         return positive / max(float(positive.max()), np.finfo(np.float64).tiny)
 
 
 @dataclass(repr=False)
 class Explanation:
-    """What pictures and texts share."""
+    """What explanations of images, texts and sounds share."""
 
     labels: list[str]
     predictions: list[tuple[str, float]]  # the likeliest classes and their probabilities
@@ -57,7 +57,7 @@ class Explanation:
     notes: list[str] = field(default_factory=list)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All that was computed, unscaled, by name; `labels` are the classes of the contributions."""
+        """All values by name, unscaled; `labels` are the classes of the contributions."""
         found: dict[str, NDArray[Any]] = {
             f"map_{column.name.replace(' ', '_')}": column.values for column in self.columns
         }
@@ -79,7 +79,7 @@ class Explanation:
         return file.getvalue()
 
     def figure(self) -> Figure:
-        """All of it as a figure of matplotlib."""
+        """Draw all of it with matplotlib."""
         raise NotImplementedError
 
     def png(self) -> bytes:
@@ -100,7 +100,7 @@ class Explanation:
 
 @dataclass(repr=False)
 class ImageExplanation(Explanation):
-    """A picture explained; its maps and the order of its evidence are those of the model's grid of words."""
+    """An image explained; maps and evidence follow the model's grid of words."""
 
     # as the model sees it
     picture: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8))
@@ -114,7 +114,7 @@ class ImageExplanation(Explanation):
 
 @dataclass(repr=False)
 class TextExplanation(Explanation):
-    """A text explained; the values of its columns and its evidence are those of `words`, pieces summed."""
+    """A text explained; columns and evidence have one value for each of `words`, pieces summed."""
 
     words: Words = field(default_factory=lambda: Words([], [], [], [], {}, ""))
 
@@ -127,7 +127,7 @@ class TextExplanation(Explanation):
         return text_figure(self)
 
     def html(self, picture: bytes | None = None) -> str:
-        """A page without a link to anywhere: the words coloured by influence, and the figure, drawn if not given."""
+        """A page that links nowhere: words coloured by influence, and the figure, drawn if not given."""
         from sot.explain.report_page import text_page
 
         return text_page(self, self.png() if picture is None else picture)

@@ -1,4 +1,4 @@
-"""Pictures from strangers."""
+"""Images from strangers."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ MAX_PIXELS = 50_000_000  # 150 MB decoded
 
 
 def open_upload(source: Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture as training reads it, or ValueError saying what is wrong; its size is looked at before decoding."""
+    """Open an image as training reads it; ValueError says what is wrong, its size before decoding."""
     return open_picture(source, max_pixels)

@@ -1,4 +1,4 @@
-"""The influence of every word of a text, its pieces merged."""
+"""Influence of the words of a text, pieces merged."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def _cut(texts: list[str], spans: list[tuple[int, int, int]], limit: int) -> str
 def token_influence(
     model: SoTForSequenceClassification, reading: Reading, part: str, target: int, method: str
 ) -> NDArray[np.float64]:
-    """Influence of every token of a text on the logit of class `target` through a part of the head.
+    """Influence `(tokens,)` of every token of a text on the logit of class `target` through a part of the head.
 
     `relevance` is gradient-weighted attention, never negative; `gradient` is the gradient times the token's embedding,
-    negative for a token that speaks against the class.
+    negative for a token that lowers the logit.
     """
     if method == "relevance":
         if not global_attentions(reading):

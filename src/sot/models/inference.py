@@ -19,7 +19,7 @@ FOLDABLE = (nn.Conv2d, Conv2dSame)  # not their subclasses, which may compute an
 
 
 def optimize_for_inference(model: Model) -> Model:
-    """A copy of any model in eval mode with equal logits and fewer steps to them.
+    """Return a copy of any model in eval mode with equal logits and fewer steps to them.
 
     A batch norm after a convolution, where nothing else reads what is between them, becomes part of it. So does each
     batch norm of a dense block, although a ReLU follows it. The copy has other parameters than the model, without

@@ -1,4 +1,4 @@
-"""`sot.Classifier`: a backbone with a second-order head, fitted and used as an estimator of scikit-learn."""
+"""`sot.Classifier`: a scikit-learn estimator of a backbone with a second-order head."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ shared_backbone = lru_cache(maxsize=2)(open_backbone)  # clones of an estimator 
 
 
 class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
-    """Classify texts, pairs of texts, pictures or sounds by a pretrained backbone that stays as it is.
+    """Classify texts, pairs of texts, images or sounds with a pretrained backbone, frozen by default.
 
     Args:
         model: A timm name, a Hugging Face hub name, or a folder.
-        head: What is fitted on the tokens; by default what cross-validation chooses, else a name of `sot probe`.
-        adapt: "contrastive" (texts) or "finetune" train the backbone, too; None leaves it frozen, which is fast.
-        adapt_steps: How many steps of that at most.
-        depth: Keep so many layers of the backbone, from the first.
+        head: A head of `sot probe`. None lets cross-validation choose what is read of the tokens.
+        adapt: "contrastive" (texts) or "finetune" train the backbone too; None leaves it frozen, which is fast.
+        adapt_steps: Most steps that adapting takes.
+        depth: Keep the first `depth` layers of the backbone.
         pretrained: Whether a name loads pretrained weights.
-        weights: File of weights for a timm name instead.
-        img_size: Build a timm model for pictures of this size.
-        max_length: Tokens of a text at most.
-        cache: "memory" or a folder keeps tokens, so that fits of the same samples compute them once; None does not.
+        weights: File of weights for a timm name, in place of the published ones.
+        img_size: Build a timm model for images of this size.
+        max_length: Most tokens of a text.
+        cache: "memory" or a folder keeps tokens for the next fit of the same samples; None does not.
         random_state: Seed of folds and training.
-        verbose: 1 says what is done and how long is left, 0 nothing.
+        verbose: 1 prints progress and choices, 0 nothing.
 
-    `classes_` are the labels as they came, `model_` is what `save` writes, `fitted_` says how the head was chosen.
+    After `fit`, `classes_` holds the labels as they came, `model_` what `save` writes, `fitted_` the choice of head.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Classifier:
-        """Fit the head, and the backbone if it is to be adapted, on samples and their labels."""
+        """Fit the head, and with `adapt` the backbone, on samples and their labels."""
         self._check_settings()
         items = as_items(X)
         targets = self._encode(y, len(items))
@@ -119,25 +119,25 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         )
 
     def predict(self, X: Any) -> Array:
-        """Labels as they were given to `fit`; of several labels an indicator matrix."""
+        """Labels `(samples,)` as `fit` got them; multi-label: an indicator matrix `(samples, classes)`."""
         scores = self.predict_proba(X)
         if self._target().multi_label:
             return (scores > 0.5).astype(int)
         return self.classes_[scores.argmax(1)]
 
     def predict_proba(self, X: Any) -> Array:
-        """`(samples, classes)`: probabilities, of several labels that of each."""
+        """Probabilities `(samples, classes)`: softmax, or sigmoid (multi-label)."""
         logits = self._run(X, lambda model, batch: model(**batch).logits)
         return probabilities(self.model_.config, logits.double()).numpy()
 
     def decision_function(self, X: Any) -> Array:
-        """Logits; of two classes the difference, as scikit-learn has it."""
+        """Logits `(samples, classes)`; of two classes their difference `(samples,)`, as in scikit-learn."""
         logits = self._run(X, lambda model, batch: model(**batch).logits).double().numpy()
         is_binary = logits.shape[1] == 2 and not self._target().multi_label
         return logits[:, 1] - logits[:, 0] if is_binary else logits
 
     def transform(self, X: Any) -> Array:
-        """What the linear layers of the head read: the class token and the pooled words, `(samples, features)`."""
+        """Features `(samples, features)` that the linear layers read: class token, then pooled words."""
 
         def represent(model: Any, batch: dict[str, Tensor]) -> Tensor:
             tokens = model.tokens(**batch).to(next(model.classifier.parameters()).dtype)
@@ -146,7 +146,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         return self._run(X, represent).numpy()
 
     def explain(self, x: Any, **options: Any) -> Any:
-        """What in one text, pair, picture or sound speaks for a class, as `sot.explain.explain_item` returns it."""
+        """Explain the prediction for one text, pair, image or sound; see `sot.explain.explain_item`."""
         from sot.explain import explain_item
         from sot.probe.inputs import as_picture
 
@@ -157,7 +157,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         return explain_item(self.model_, self.model_.processor, item, **options)
 
     def save(self, folder: str | Path) -> None:
-        """A model folder for `pipeline`, `AutoModelFor…`, `sot predict` and the other commands."""
+        """Write a model folder for `pipeline`, `AutoModelFor…`, `sot predict` and the other commands."""
         check_is_fitted(self, "model_")
         run = {"command": "fit", "model": str(self.model), "data": None, "head": self.model_.config.head}
         save_model(self.model_, Path(folder), run)
