@@ -68,7 +68,7 @@ docs: setup ## Build the site of docs/ in site/; a broken link or a missing page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 constraints: setup ## Record the exact versions of this .venv for everyone, with the hashes of all their files
-	$(BIN)/python -m pip freeze --exclude-editable > $(VENV)/frozen.txt
+	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v '^pip==' > $(VENV)/frozen.txt
 	test -x $(VENV)/tools/bin/uv || { $(PYTHON) -m venv $(VENV)/tools && $(VENV)/tools/bin/python -m pip install --quiet uv; }
 	$(VENV)/tools/bin/uv pip compile --quiet --no-deps --generate-hashes --no-header --no-annotate --no-emit-index-url \
 		--python $(BIN)/python --output-file constraints.txt $(VENV)/frozen.txt
