@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 import timm
 
 import sot  # noqa: F401  registers the family
@@ -12,6 +13,7 @@ from sot.models.variants import register_peers
 
 register_peers()
 ALL = timm.list_models
+FIXTURE = type(pytest.fixture(lambda: None))
 OURS = [name for name in ALL() if timm.model_entrypoint(name).__module__.startswith("sot.")]
 
 
@@ -31,4 +33,7 @@ with patch.object(timm, "list_models", our_models), patch.object(timm, "list_pre
     spec = importlib.util.spec_from_file_location("timm_tests", Path(os.environ["TIMM"]) / "tests" / "test_models.py")
     suite = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(suite)
-globals().update({name: value for name, value in vars(suite).items() if name.startswith("test_model_")})
+taken = {
+    name: each for name, each in vars(suite).items() if name.startswith("test_model_") or isinstance(each, FIXTURE)
+}
+globals().update(taken)
