@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 import timm
@@ -315,7 +316,7 @@ def test_a_step_of_training_is_timed_beside_a_bare_loop():
     assert result.returncode == 2 and "steps must be between 3 and the 179 batches" in result.stderr
 
 
-@pytest.mark.parametrize("options, cases", [([], 3), (["--runtimes"], 2)])
+@pytest.mark.parametrize("options, cases", [([], 3), (["--runtimes"], 2), (["--compiled"], 2)])
 def test_a_model_is_timed_beside_the_published_one_and_in_runtimes(options, cases, monkeypatch):
     """At a size and with runtimes that take seconds; the rest is timed by hand."""
     from sot.bench import model_cost as model
@@ -325,7 +326,8 @@ def test_a_model_is_timed_beside_the_published_one_and_in_runtimes(options, case
         timm.create_model,
         dict(eager=runtimes.forward_alone, folded=runtimes.folded, onnxruntime=runtimes.onnx),
     )
-    monkeypatch.setattr(model.timm, "create_model", lambda name: create(name, depth=1))
+    monkeypatch.setattr(model.timm, "create_model", lambda name, **settings: create(name, depth=1, **settings))
+    monkeypatch.setattr(runtimes.torch, "compile", partial(torch.compile, backend="eager"))
     monkeypatch.setattr(runtimes, "available_runtimes", lambda: few)
     monkeypatch.setattr(runtimes, "BATCHES", (1, 2))
     result = sot("bench", "model", "--batch", 2, "--train-batch", 2, "--rounds", 1, *options, "--json")

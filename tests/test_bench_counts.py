@@ -83,8 +83,8 @@ def test_estimates_grow_with_the_batch_and_shrink_with_the_gpu():
     few, many = (estimate(GPUS[0], size, batch, 1e9, made) for batch in (1, 1800))
     assert few.arithmetic == pytest.approx(6400 * 2 / 1.41e9)  # warps that are alone
     assert many.arithmetic == pytest.approx(100 * 6400 / 2 / 1.41e9)  # 108 multiprocessors, two warps a clock
-    assert many.memory == pytest.approx(1800 * 6 * 4 * (10 * 14 * 14 + 3 * 14) / 2e12)
-    assert many.step == pytest.approx(1800 * 1e9 / (0.4 * 156e12)) and few.launches == pytest.approx(15e-6)
+    assert many.memory == pytest.approx(1800 * 6 * 4 * (10 * 14 * 14 + 3 * 14) / 2.039e12)
+    assert many.step == pytest.approx(1800 * 1e9 / (0.4 * 156e12)) and few.launches == pytest.approx(30e-6)
     assert many.added == many.arithmetic + many.memory and many.share == many.added / many.step
     assert few.added == max(few.arithmetic + few.memory, few.launches)
     faster = estimate(GPUS[1], size, 1800, 1e9, made)

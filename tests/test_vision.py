@@ -8,6 +8,9 @@ import timm
 import torch
 from timm.models._manipulate import reinit_non_persistent_buffers
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
 import sot
 from sot import HeadConfig, SecondOrderHead
@@ -261,6 +264,37 @@ def test_compiles_and_exports_whole(on):
     exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", max=32)},)).module()
     other = image(batch=5)
     assert torch.allclose(exported(other), model(other), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "accelerated, compiler",
+    [(True, "eager"), *(pytest.param(on, "inductor", marks=pytest.mark.slow) for on in (False, True))],
+)
+def test_compiled_for_training_it_is_one_graph_with_the_operators_and_has_the_same_gradients(accelerated, compiler):
+    settings = {"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 5}
+    model = timm.create_model("sot_7", head=HeadConfig(heads=2, left_dim=5, right_dim=5), **settings).train()
+    model, x, found = sot.accelerate(model, accelerated), image(batch=4), set()
+
+    def inner(graph, inputs, **options):
+        found.update(str(node.target) for node in graph.graph.nodes)
+        return make_boxed_func(graph.forward) if compiler == "eager" else compile_fx_inner(graph, inputs, **options)
+
+    def backend(graph, inputs):
+        if compiler == "inductor":
+            return compile_fx(graph, inputs, inner_compile=inner)
+        return aot_autograd(fw_compiler=inner, bw_compiler=inner)(graph, inputs)
+
+    torch._dynamo.reset()
+    results = []
+    for function in (copy.deepcopy(model), torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)):
+        logits = function(x)
+        logits.square().sum().backward()
+        results.append([logits.detach(), *(weight.grad for weight in function.parameters()), *function.buffers()])
+    for expected, result in zip(*results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    by_hand = {"cross_covariance", "dense_block"} if accelerated else set()
+    wanted = {name + end for name in {"svpn", *by_hand} for end in ("", "_backward")}
+    assert {f"sot.{name}.default" for name in wanted} <= found
 
 
 def test_not_a_number_stays_in_its_image():

@@ -1,4 +1,4 @@
-"""Cases of `sot bench model --runtimes`: one model as torch runs it, folded, compiled, in int8, and in onnxruntime."""
+"""Cases of `sot bench model --runtimes` and `--compiled`: one model eager, folded, compiled, in int8, and in ONNX."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,16 +16,18 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from sot.bench.cases import Case
-from sot.bench.model_cost import forward_alone
+from sot.bench.cases import NUM_CLASSES, Case
+from sot.bench.model_cost import forward_alone, training_step
+from sot.core.head import HeadConfig
 from sot.models.accelerate import accelerate
 from sot.models.inference import optimize_for_inference
 from sot.models.variants import ensure_registered
+from sot.models.vision import VARIANTS
 from sot.training.train_images import can_compile
 
 Runtime = Callable[[nn.Module, Tensor], Callable[[], Any]]
 BATCHES = (1, 16)  # latency, throughput
-EAGER = "eager"
+EAGER, COMPILED = "eager", "compiled"
 
 
 def folded(model: nn.Module, image: Tensor) -> Callable[[], Any]:
@@ -64,7 +67,7 @@ def available_runtimes() -> dict[str, Runtime]:
     """Those for which everything is installed."""
     found: dict[str, Runtime] = {EAGER: forward_alone, "folded": folded}
     if can_compile():
-        found["compiled"] = compiled
+        found[COMPILED] = compiled
     if find_spec("torchao"):
         found["int8 weights"] = int8
     if find_spec("onnxruntime") and find_spec("onnxscript"):
@@ -88,3 +91,27 @@ def runtime_cases(name: str) -> list[Case]:
             notes[title] = f"ready after {time.perf_counter() - began:.1f} s"
         cases.append(Case(f"{name}, batch {batch}", functions, EAGER, notes=notes))
     return cases
+
+
+def compiled_cases(name: str, batch: int, train_batch: int) -> list[Case]:
+    """A model of the family with the exact norm, eager and compiled as one graph: forward, and a step of training."""
+    if name not in VARIANTS:
+        raise ValueError(f"unknown model {name!r}; accepted: {', '.join(VARIANTS)}")
+    if torch.get_default_device().type == "cpu" and not can_compile():
+        raise ValueError("torch.compile needs a C++ compiler on a CPU, and none was found")
+    paper, exact = VARIANTS[name].get("default_head", HeadConfig.paper()), HeadConfig()
+    head = replace(paper, norm=exact.norm, exponent=exact.exponent)
+    model = accelerate(timm.create_model(name, head=head))
+    size = model.default_cfg["input_size"]
+    image, images = torch.randn(batch, *size), torch.randn(train_batch, *size)
+    targets = torch.randint(NUM_CLASSES, (train_batch,))
+    forwards, steps = {}, {}
+    for title in (EAGER, COMPILED):
+        runner, learner = copy.deepcopy(model), copy.deepcopy(model)
+        if title == COMPILED:
+            runner, learner = (torch.compile(one, fullgraph=True) for one in (runner, learner))
+        forwards[title], steps[title] = forward_alone(runner, image), training_step(learner, images, targets)
+    return [
+        Case(f"{name}: forward, batch {batch}", forwards, EAGER),
+        Case(f"{name}: training step, batch {train_batch}", steps, EAGER),
+    ]

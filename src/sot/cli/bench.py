@@ -214,25 +214,34 @@ def train(
 @measured(rounds=10)
 def model(
     name: Annotated[
-        str, typer.Option("--model", help="sot_tiny, sot_small or sot_base; any timm model for --runtimes.")
+        str,
+        typer.Option(
+            "--model", help="sot_tiny, sot_small or sot_base; sot_7 too for --compiled, any timm model for --runtimes."
+        ),
     ] = "sot_tiny",
     batch: Annotated[int, typer.Option(help="Pictures in a forward pass.", min=1)] = 16,
     train_batch: Annotated[int, typer.Option(help="Pictures in a step of training.", min=2)] = 8,
     runtimes: Annotated[
         bool, typer.Option("--runtimes", help="Eager, folded, compiled, int8 and ONNX instead.")
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Exact head, eager and by torch.compile instead, forward and training.")
+    ] = False,
 ) -> Measure:
     """A whole model beside the published formulation and DeiT, or in several runtimes."""
     from sot.bench.model_cost import model_cases
     from sot.bench.rivals import rival_model_cases
-    from sot.bench.runtimes import runtime_cases
+    from sot.bench.runtimes import compiled_cases, runtime_cases
 
     def make(heads: bool) -> list[Case]:
         if runtimes:
             return runtime_cases(name)
+        if compiled:
+            return compiled_cases(name, batch, train_batch)
         return model_cases(name, batch, train_batch) + (rival_model_cases(name, batch, train_batch) if heads else [])
 
     def measure(asked: Asked) -> list[Measurement]:
+        refuse_both("--runtimes", "--compiled", runtimes and compiled)
         refuse_both("--runtimes", "--device", runtimes and asked.device is not None)
         return asked.run(lambda: make(asked.device is not None))
 
