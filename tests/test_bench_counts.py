@@ -11,7 +11,7 @@ from sot.bench import kernel_estimate, kernels
 from sot.bench.cases import SIZES, Size
 from sot.bench.kernel_estimate import GPUS, estimate
 from sot.bench.kernels import Instructions, Kernel, executed, loops
-from sot.bench.launches import COPIED, count_launches, head_launches
+from sot.bench.launches import COPIED, count_launches, head_launches, norm_launches
 from sot.errors import SettingError
 
 # --- launches ------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def test_launches_are_what_one_counts_by_hand():
 
 
 def test_every_head_launches_fewer_than_the_published_one():
-    rows = {(row.size, row.head): row for row in head_launches()}
+    rows = {(row.size, row.name): row for row in head_launches()}
     for size in ("Tiny", "Small", "Base"):
         published, exact, fast = (rows[size, name] for name in ("published", "ours", "ours, fast"))
         assert exact.inside["sot.svpn.default"] == 2 and exact.inside["sot.svpn_backward.default"] == 1
@@ -43,14 +43,26 @@ def test_every_head_launches_fewer_than_the_published_one():
     copied = rows["Base", "ours, without Triton"]
     assert copied.both == rows["Base", "ours"].both - 3 + sum(COPIED.values())  # 38 columns are decomposed on the CPU
     assert rows["Tiny", "ours, without Triton"].inside["aten._linalg_eigh.default"] == 1
-    assert not any("svd" in name for row in rows.values() if row.head != "exact by SVD" for name in row.inside)
+    assert not any("svd" in name for row in rows.values() if row.name != "exact by SVD" for name in row.inside)
+
+
+def test_a_copy_is_less_than_any_form_in_torchs_operations():
+    rows = {(row.size, row.name): row for row in norm_launches()}
+    for size in ("Tiny", "Small", "Base"):
+        assert (rows[size, "Triton"].forward, rows[size, "Triton"].backward) == (2, 1)
+        assert rows[size, "copied to the CPU"].both == 4 < rows[size, "matrix products only"].both
+    assert rows["Tiny", "eigh of QᵀQ"].inside["aten._linalg_eigh.default"] == 1
+    assert rows["Tiny", "SVD, float64"].inside["aten._linalg_svd.default"] == 1
+    assert ("Base", "eigh of QᵀQ") not in rows  # torch would loop over matrices of 38 columns
+    table = sot("bench", "launches", "--norm", "--size", "base", "--markdown").stdout
+    assert "| Base | copied to the CPU | 2 | 2 | 1.33 |" in table
 
 
 def test_launches_are_printed():
     result = sot("bench", "launches", "--size", "tiny", "--json")
     assert result.returncode == 0, result.stderr
     rows = json.loads(result.stdout)["rows"]
-    assert [row["head"] for row in rows][:3] == ["published", "ours, fast", "ours"] and rows[0]["both"] == 138
+    assert [row["name"] for row in rows][:3] == ["published", "ours, fast", "ours"] and rows[0]["both"] == 138
     table = sot("bench", "launches", "--size", "tiny", "--markdown").stdout
     assert "| Tiny | published | 39 | 99 | 1.00 |" in table
 

@@ -67,7 +67,7 @@ def test_cuda(shape, dtype, expected):
 
 def test_cuda_without_triton(monkeypatch):
     without = {name: accepts for name, accepts in SVPN.backends.items() if name != "triton"}
-    monkeypatch.setattr("sot.ops.svpn.operator.SVPN", registry.Operator("svpn", without, SVPN.exported, "torch"))
+    monkeypatch.setattr("sot.ops.svpn.operator.SVPN", registry.Operator(without, SVPN.exported, "torch"))
     assert calls("cuda", 2, 32, 32) == ["torch"]
     assert calls("cuda", 2, 33, 33) == ["to cpu", *calls("cpu", 2, 33, 33), "to cuda"]
 

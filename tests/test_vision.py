@@ -291,7 +291,7 @@ def test_compiled_for_training_it_is_one_graph_with_the_operators_and_has_the_sa
         logits.square().sum().backward()
         results.append([logits.detach(), *(weight.grad for weight in function.parameters()), *function.buffers()])
     for expected, result in zip(*results, strict=True):
-        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()) + 1e-6)
     by_hand = {"cross_covariance", "dense_block"} if accelerated else set()
     wanted = {name + end for name in {"svpn", *by_hand} for end in ("", "_backward")}
     assert {f"sot.{name}.default" for name in wanted} <= found

@@ -1,4 +1,4 @@
-"""How many kernels a head launches on an accelerator, counted on shapes alone: no device is needed.
+"""How many kernels a head or its exact norm launches on an accelerator, counted on shapes: no device is needed.
 
 Counted are torch's operators that write something, and what our own launch. A product of cuBLAS or a decomposition
 counts as one, whatever it launches itself.
@@ -19,7 +19,9 @@ from sot.bench.cases import EXACT, HEADS, NUM_CLASSES, SIZES, Size
 from sot.bench.head_cost import PUBLISHED, head_inputs
 from sot.bench.references import PublishedHead
 from sot.bench.rivals import rival_heads
+from sot.core.normalize import singular_value_power_norm
 from sot.ops.library import COMPUTE
+from sot.ops.svpn import export
 from sot.ops.svpn.torch import BATCHED
 from sot.ops.svpn.triton import LAUNCHES
 
@@ -58,11 +60,11 @@ def _only_looks(func: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class HeadLaunches:
-    """Launches of one head; `inside` names the operators, forward and backward together."""
+class Launches:
+    """Launches of one head or norm; `inside` names the operators, forward and backward together."""
 
     size: str
-    head: str
+    name: str
     forward: int
     backward: int
     inside: Counter[str] = field(default_factory=Counter, compare=False)
@@ -86,7 +88,7 @@ def count_launches(
     return forward.launches, backward.launches
 
 
-def head_launches(sizes: tuple[Size, ...] = SIZES) -> list[HeadLaunches]:
+def head_launches(sizes: tuple[Size, ...] = SIZES) -> list[Launches]:
     """Of the published head, and of ours, as `accelerate` sets them."""
     rows = []
     for size in sizes:
@@ -97,5 +99,41 @@ def head_launches(sizes: tuple[Size, ...] = SIZES) -> list[HeadLaunches]:
         for name, head in {PUBLISHED: published, **ours, WITHOUT_TRITON: ours[EXACT]}.items():
             without = COPIED if size.head_dim > BATCHED else {}
             forward, backward = count_launches(head, inputs, without if name == WITHOUT_TRITON else BY_TRITON)
-            rows.append(HeadLaunches(size.name, name, forward.total(), backward.total(), forward + backward))
+            rows.append(Launches(size.name, name, forward.total(), backward.total(), forward + backward))
+    return rows
+
+
+class ExactAlone(nn.Module):
+    """Exact svPN with the exponent ¼, or what exporters write in its place: matrix products only."""
+
+    def __init__(self, products_only: bool = False) -> None:
+        super().__init__()
+        self.power = export.power if products_only else singular_value_power_norm
+
+    def forward(self, matrix: Tensor) -> Tensor:
+        return self.power(matrix, 0.25)
+
+
+def norm_launches(sizes: tuple[Size, ...] = SIZES) -> list[Launches]:
+    """Exact svPN on its own: each way that is taken on some device, and matrix products, which are taken on none."""
+    rows = []
+    for size in sizes:
+        single, double = (
+            torch.empty(HEADS, size.head_dim, size.head_dim, device="meta", dtype=dtype, requires_grad=True)
+            for dtype in (torch.float32, torch.float64)
+        )
+        batched = size.head_dim <= BATCHED
+        ways = {
+            "Triton": (ExactAlone(), single, BY_TRITON),
+            **(
+                {"eigh of QᵀQ": (ExactAlone(), single, {}), "SVD, float64": (ExactAlone(), double, {})}
+                if batched
+                else {}
+            ),
+            "copied to the CPU": (ExactAlone(), single, COPIED),
+            "matrix products only": (ExactAlone(products_only=True), single, {}),
+        }
+        for name, (norm, matrix, known) in ways.items():
+            forward, backward = count_launches(norm, [matrix], known)
+            rows.append(Launches(size.name, name, forward.total(), backward.total(), forward + backward))
     return rows

@@ -29,19 +29,25 @@ def show_counts(title: str, rows: list[dict[str, Any]], table: Table, as_json: b
 
 
 @app.command()
-def launches(size: SizeOption = None, as_json: JsonOption = False, markdown: MarkdownOption = False) -> None:
+def launches(
+    size: SizeOption = None,
+    norm: Annotated[bool, typer.Option("--norm", help="Each way to compute exact svPN by itself instead.")] = False,
+    as_json: JsonOption = False,
+    markdown: MarkdownOption = False,
+) -> None:
     """Kernels that each head launches on an accelerator, forward and backward, beside the published one."""
-    from sot.bench.launches import head_launches
+    from sot.bench.launches import head_launches, norm_launches
 
     refuse_both("--json", "--markdown", as_json and markdown)
-    counted = head_launches(choose_sizes(size, 2, 196))
-    published = {row.size: row.both for row in counted if row.head == "published"}
+    counted = (norm_launches if norm else head_launches)(choose_sizes(size, 2, 196))
+    first = {row.size: row.both for row in reversed(counted)}  # the published head, or Triton
     lines = [
-        (row.size, row.head, str(row.forward), str(row.backward), f"{row.both / published[row.size]:.2f}")
+        (row.size, row.name, str(row.forward), str(row.backward), f"{row.both / first[row.size]:.2f}")
         for row in counted
     ]
     caption = "Counted on shapes: torch's operators that write, and our kernels; a product or decomposition is one."
-    table = ["size", "head"], ["forward", "backward", "of the published"], lines, caption
+    name, ratio = ("exact svPN", "of Triton's") if norm else ("head", "of the published")
+    table = ["size", name], ["forward", "backward", ratio], lines, caption
     rows = [{**vars(row), "both": row.both} for row in counted]
     show_counts("sot bench launches", rows, table, as_json, markdown)
 

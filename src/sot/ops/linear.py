@@ -24,7 +24,7 @@ def _accepts(rows: Tensor, weight: Tensor) -> bool:
     return ONEDNN is not None and known and weight.numel() >= LEAST and weight.is_contiguous()
 
 
-LINEAR = Operator("linear", {"torch": _accepts, "reference": anything})
+LINEAR = Operator({"torch": _accepts, "reference": anything})
 
 _multiply = define(
     "linear(Tensor rows, Tensor weight, Tensor? bias) -> Tensor",

@@ -31,17 +31,21 @@ HAS_NUMBA = installed("numba")
 HAS_TRITON = installed("triton")  # of torch 2.7 on it is 3.3 or later, which the kernels are written for
 
 
-@dataclass(frozen=True)
+@dataclass
 class Operator:
     """The backends of an operator, in order of preference, each with what it can compute.
 
-    `exported` names those whose operations any runtime knows, `transformed` the one that torch.func sees through.
+    Those that are not installed are left out. `exported` names those whose operations any runtime knows, `transformed`
+    the one that torch.func sees through.
     """
 
-    name: str
     backends: Mapping[str, Callable[..., bool]]
     exported: tuple[str, ...] = ("reference",)
     transformed: str = "reference"
+
+    def __post_init__(self) -> None:
+        missing = {"numba": not HAS_NUMBA, "triton": not HAS_TRITON}
+        self.backends = {name: accepts for name, accepts in self.backends.items() if not missing.get(name)}
 
     def choose(self, *arguments: Any) -> str:
         """The backend for these arguments."""

@@ -73,7 +73,7 @@ def _in_team(run: Callable[[tuple[int, int]], Result], parts: list[tuple[int, in
 
 def array(tensor: Tensor) -> Any:
     """The tensor as numba takes it."""
-    return tensor.detach().numpy()
+    return (tensor.detach() if tensor.requires_grad else tensor).numpy()
 
 
 def flat(tensor: Tensor) -> Any:

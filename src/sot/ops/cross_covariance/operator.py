@@ -11,12 +11,9 @@ from sot.ops.cross_covariance import numba, reference
 from sot.ops.cross_covariance import torch as by_torch
 from sot.ops.library import define
 from sot.ops.precision import autocast_off
-from sot.ops.registry import HAS_NUMBA, Operator, anything, log_once
+from sot.ops.registry import Operator, anything, log_once
 
-CROSS_COVARIANCE = Operator(
-    "cross_covariance",
-    {**({"numba": numba.accepts} if HAS_NUMBA else {}), "torch": anything, "reference": anything},
-)
+CROSS_COVARIANCE = Operator({"numba": numba.accepts, "torch": anything, "reference": anything})
 
 
 def _compute(

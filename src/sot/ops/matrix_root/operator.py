@@ -11,11 +11,9 @@ from sot.ops.library import define
 from sot.ops.matrix_root import numba, reference
 from sot.ops.matrix_root import torch as by_torch
 from sot.ops.precision import at_least_float32, autocast_off
-from sot.ops.registry import HAS_NUMBA, Operator, anything, log_once
+from sot.ops.registry import Operator, anything, log_once
 
-MATRIX_ROOT = Operator(
-    "matrix_root", {**({"numba": numba.accepts} if HAS_NUMBA else {}), "torch": anything, "reference": anything}
-)
+MATRIX_ROOT = Operator({"numba": numba.accepts, "torch": anything, "reference": anything})
 
 
 def _compute(spd: Tensor, num_iterations: int, backend: str) -> tuple[Tensor, list[Tensor]]:

@@ -18,9 +18,10 @@ from sot.ops.svpn.torch import LEFT_EPS, Parts
 
 LANES = 8
 MAX_COLUMNS = 64  # more of them outgrow the caches
+NOTHING = (torch.empty(0, 1).numpy(),) * 2  # in place of slopes that the kernel makes itself
 
 
-def accepts(matrix: Tensor, symmetric: bool) -> bool:
+def accepts(matrix: Tensor, exponent: float, symmetric: bool) -> bool:
     """Whether the kernels can take a batch `(batch, m >= n, n)`."""
     known = matrix.dtype == torch.float32 and matrix.device.type == "cpu"
     return known and matrix.shape[2] <= MAX_COLUMNS and not symmetric
@@ -53,17 +54,13 @@ def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor
     """The gradient of `power`; what its slopes are made of is computed by the kernel for the exponents ½ and ¼."""
     from sot.ops.svpn import numba_kernels
 
-    nothing = (grad.new_empty(0, 1),) * 2
-    pairs, factors = nothing, nothing
+    pairs, factors = NOTHING, NOTHING
     if exponent not in (0.5, 0.25):
         unit, ratio, scale = relative(parts[1], exponent, eps)
-        pairs, factors = slopes(unit, exponent, eps), (ratio, scale)
+        pairs, factors = _arrays(*slopes(unit, exponent, eps)), _arrays(ratio, scale)
     out = grad.new_empty(grad.shape)
-    blocks = [_arrays(*given) for given in (parts, pairs, factors)]
-    source, target = array(grad), array(out)
-    on_threads(
-        lambda part: numba_kernels.pull_back(source, *blocks, eps, exponent == 0.25, target, part), len(parts[0])
-    )
+    given = array(grad), _arrays(*parts), pairs, factors, eps, exponent == 0.25, array(out)
+    on_threads(lambda part: numba_kernels.pull_back(*given, part), len(parts[0]))
     return out
 
 

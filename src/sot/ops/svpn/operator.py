@@ -9,17 +9,16 @@ from torch import Tensor
 
 from sot.ops.library import define
 from sot.ops.precision import at_least_float32, autocast_off
-from sot.ops.registry import HAS_NUMBA, HAS_TRITON, Operator, anything, log_once
+from sot.ops.registry import Operator, anything, log_once
 from sot.ops.svpn import export, numba, reference
 from sot.ops.svpn import torch as by_torch
 from sot.ops.svpn import triton as by_triton
 
 SVPN = Operator(
-    "svpn",
     {
-        **({"numba": lambda matrix, exponent, symmetric: numba.accepts(matrix, symmetric)} if HAS_NUMBA else {}),
-        **({"triton": lambda matrix, exponent, symmetric: by_triton.accepts(matrix, symmetric)} if HAS_TRITON else {}),
-        "host": lambda matrix, exponent, symmetric: by_torch.one_by_one(matrix, symmetric),
+        "numba": numba.accepts,
+        "triton": by_triton.accepts,
+        "host": by_torch.one_by_one,
         "torch": anything,
         "export": lambda matrix, exponent, symmetric: exponent in export.ROOTS and not symmetric,
         "reference": anything,

@@ -40,7 +40,7 @@ def is_batched(matrix: Tensor, symmetric: bool) -> bool:
     return matrix.device.type in GPUS and matrix.shape[2 if squares else 1] <= BATCHED
 
 
-def one_by_one(matrix: Tensor, symmetric: bool) -> bool:
+def one_by_one(matrix: Tensor, exponent: float, symmetric: bool) -> bool:
     """Whether torch would loop over the matrices on their device, or refuse them: a copy to the CPU costs less."""
     return matrix.device.type not in ("cpu", "meta") and not is_batched(matrix, symmetric)
 

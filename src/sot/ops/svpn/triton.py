@@ -22,7 +22,7 @@ DEVICE = "cuda"  # AMD's are called so too
 OLDEST = (7, 5)  # compute capability of NVIDIA's GPUs that every Triton from 3.3 on compiles for
 
 
-def accepts(matrix: Tensor, symmetric: bool) -> bool:
+def accepts(matrix: Tensor, exponent: float, symmetric: bool) -> bool:
     """Whether the kernels can take a batch `(batch, m >= n, n)`."""
     known = matrix.dtype == torch.float32 and matrix.device.type == DEVICE and not symmetric
     fits = 0 < matrix.shape[2] <= MAX_COLUMNS and matrix.shape[1] <= MAX_ROWS

@@ -14,8 +14,7 @@ from sot.ops.svpn_fast import reference
 from sot.ops.svpn_fast import torch as by_torch
 
 SVPN_FAST = Operator(
-    "svpn_fast",
-    {"torch": lambda num_values, num_iterations: num_values == num_iterations == 1, "reference": anything},
+    {"torch": lambda num_values, num_iterations: num_values == num_iterations == 1, "reference": anything}
 )
 
 

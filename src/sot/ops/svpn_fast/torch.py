@@ -30,8 +30,8 @@ def pull_back(grad: Tensor, matrix: Tensor, start: Tensor, parts: Parts, exponen
     """Gradients of the matrix and of the start vector."""
     left, right, length, value, scale = parts
     # lengths divide what is as small as they are before anything is multiplied: no scale overflows
-    weight = (exponent - 1) * scale * ((grad * matrix).sum((-2, -1), keepdim=True) / value)
-    drift = weight * (_apply(matrix, right).addcmul_(value, left, value=-1) / length)  # r, weighted
+    weight = (grad * matrix).sum((-2, -1), keepdim=True).div_(value).mul_(scale).mul_(exponent - 1)
+    drift = _apply(matrix, right).addcmul_(value, left, value=-1).div_(length).mul_(weight)  # r, weighted
     d_matrix = (grad * scale).addcmul_(weight * left, right.mT).addcmul_(drift, start)
     d_start = matrix.reshape(-1, start.shape[0]).mT @ drift.flatten()
     return d_matrix, d_start
@@ -51,6 +51,5 @@ def _length(vector: Tensor) -> Tensor:
     """Euclidean length over dimension -2, kept; scaled, so that no square overflows or vanishes."""
     if _on_gpu(vector) and vector.dtype == torch.float32:  # one pass: no square of a float32 leaves float64
         return torch.linalg.vector_norm(vector, dim=-2, keepdim=True, dtype=torch.float64).float()
-    scale = vector.abs().amax(-2, keepdim=True)
-    scale.masked_fill_(scale == 0, 1)
+    scale = vector.abs().amax(-2, keepdim=True).clamp_min_(torch.finfo(vector.dtype).tiny)  # no division by zero
     return torch.linalg.vector_norm(vector / scale, dim=-2, keepdim=True).mul_(scale)
