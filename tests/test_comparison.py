@@ -9,9 +9,8 @@ import timm
 from rich.console import Console
 from test_cli import sot as run
 
-from sot.paper.comparison import Row, load_comparisons
-from sot.paper.counts import Measured, as_json, as_table, build, find_comparison, measure_row
-from sot.paper.figures import PAPER_FIGURES, find_models
+from sot.paper.comparison import PAPER_FIGURES, ComparedModel, find_models, load_comparisons
+from sot.paper.counts import Measured, as_json, build, comparison_table, find_comparison, measure_row
 
 ROWS = [row for table in load_comparisons().values() for row in table.rows]
 QUICK = ("SoT-Tiny (ours)", "DeiT-T+ours", "T2T-ViT-12+ours", "Swin-T+ours", "PiT-Ti")
@@ -47,7 +46,7 @@ def test_equipped_rows_have_the_head_and_the_embedding():
 
 
 def test_a_row_that_cannot_be_built_tells_why():
-    missing = Row("Nothing", "no_such_model", 1.0, 1.0, 50.0)
+    missing = ComparedModel("Nothing", "no_such_model", 1.0, 1.0, 50.0)
     measured = measure_row(missing)
     assert measured.params is None and measured.note == "no_such_model is not registered with timm"
     refused = measure_row(dataclasses.replace(missing, model="ps_vit_ti_14", side=14))
@@ -57,7 +56,7 @@ def test_a_row_that_cannot_be_built_tells_why():
 
 
 def test_deviations_and_notes():
-    row = Row("Model", "sot_7", params=10.0, macs=2.0, imagenet=80.0, why="because")
+    row = ComparedModel("Model", "sot_7", params=10.0, macs=2.0, imagenet=80.0, why="because")
     close, far = Measured(row, 10_090_000, 2_050_000_000), Measured(row, 10_000_000, 2_100_000_000)
     assert close.deviations() == pytest.approx((0.009, 0.025)) and close.is_close() and close.note == ""
     assert not far.is_close() and far.note == "because"
@@ -67,7 +66,7 @@ def test_deviations_and_notes():
     assert (record["params"], record["paper_macs"]) == (10**7, 2e9)
     assert (record["imagenet"], record["paper_imagenet"]) == (None, 80.0)
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(as_table(find_comparison("5a"), [close, far]))
+    console.print(comparison_table(find_comparison("5a"), [close, far]))
     text = console.export_text()
     assert "Model: because." in text and "+5.0" in text and "…" not in text
 

@@ -18,9 +18,9 @@ from test_scale import TORCHRUN, launch
 from sot.core.head import HeadConfig
 from sot.evaluation.evaluate import open_images
 from sot.models.complexity import count_parameters
-from sot.paper.cost import estimate
-from sot.paper.side_by_side import as_markdown, collect
-from sot.paper.table import choose_rows, choose_tasks, load_table, table_names
+from sot.paper.cost import estimate_work
+from sot.paper.side_by_side import collect, side_by_side_markdown
+from sot.paper.table import choose_rows, choose_tasks, load_paper_table, table_names
 from sot.paper.work import Store, Where, do, plan, read_task
 
 TINY = [
@@ -33,7 +33,7 @@ SETTINGS = TINY[1::2]
 @pytest.mark.parametrize("name", table_names())
 def test_every_table_can_be_read_and_its_rows_differ(name):
     for preset in ("paper", "cpu"):
-        table = load_table(name, preset)
+        table = load_paper_table(name, preset)
         assert table.rows and len({row.name for row in table.rows}) == len(table.rows)
         settings = [(row.model, row.recipe.head, row.recipe.embed, row.recipe.model_args) for row in table.rows]
         assert all(settings.count(each) == 1 for each in settings), "two rows train the same"
@@ -44,7 +44,7 @@ def test_every_table_can_be_read_and_its_rows_differ(name):
 
 @pytest.mark.parametrize("name", ["3a", "3b"])
 def test_parameters_the_paper_prints_are_those_of_the_rows(name):
-    for row in load_table(name, "paper").rows:
+    for row in load_paper_table(name, "paper").rows:
         if "params" not in row.paper:
             continue
         with torch.device("meta"):
@@ -55,14 +55,14 @@ def test_parameters_the_paper_prints_are_those_of_the_rows(name):
 
 def test_the_presets_differ_in_the_recipe_and_not_in_the_heads():
     for name in ("3b", "4a", "4b", "4c", "4d"):
-        paper, small = load_table(name, "paper"), load_table(name, "cpu")
+        paper, small = load_paper_table(name, "paper"), load_paper_table(name, "cpu")
         for theirs, ours in zip(paper.rows, small.rows):
             assert theirs.name == ours.name and theirs.recipe.epochs > ours.recipe.epochs
             assert HeadConfig.from_dict(theirs.recipe.head) == HeadConfig.from_dict(ours.recipe.head)
 
 
 def norms_of(name, preset, settings=()):
-    heads = {row.name: HeadConfig.from_dict(row.recipe.head) for row in load_table(name, preset, settings).rows}
+    heads = {row.name: HeadConfig.from_dict(row.recipe.head) for row in load_paper_table(name, preset, settings).rows}
     return {row: (head.norm, head.exponent) for row, head in heads.items() if head.fusion != "class"}
 
 
@@ -84,17 +84,17 @@ def test_settings_reach_the_rows_whose_head_has_them():
     norms = norms_of("3b", "cpu", ["head.exponent=0.25", "head.left_dim=8"])
     assert norms["sum, GCP"] == ("isqrt", 0.5) and norms["sum, MGCrP"] == ("svpn_fast", 0.25)
     with pytest.raises(ValueError, match=r"what makes row '0\.5K, 9×9': head \{'left_dim': 9, 'right_dim': 9\} to"):
-        load_table("4b", "cpu", ["head.representation_size=1000"])
+        load_paper_table("4b", "cpu", ["head.representation_size=1000"])
 
 
 def test_rows_and_tasks_are_chosen():
-    table = load_table("3b", "cpu")
+    table = load_paper_table("3b", "cpu")
     assert choose_rows(table, "2, 11-12") == [table.rows[1], table.rows[10], table.rows[11]]
     assert choose_rows(table, "2,1-3,2") == [table.rows[1], table.rows[0], table.rows[2]]
     for wanted in ("0", "16", "3-99", "a", "3-", "5-3"):
         with pytest.raises(ValueError, match="rows"):
             choose_rows(table, wanted)
-    rows = load_table("6", "cpu").rows
+    rows = load_paper_table("6", "cpu").rows
     assert {row.tasks for row in choose_tasks(rows, "rte,cola")} == {("cola", "rte")}
     with pytest.raises(ValueError, match=r"no task 'mnli'; they have: cola, rte"):
         choose_tasks(rows, "mnli")
@@ -112,7 +112,7 @@ def finished(tmp_path_factory):
 
 
 def units_of(name, rows, seeds):
-    table = load_table(name, "cpu", SETTINGS)
+    table = load_paper_table(name, "cpu", SETTINGS)
     return table, plan(choose_rows(table, rows), range(seeds), Where("digits"))
 
 
@@ -247,15 +247,15 @@ def test_a_key_tells_apart_what_differs_and_nothing_else():
     assert len({unit.key for unit in units}) == len(units) == 12
     _, shared = units_of("4c", "2,4", 2)
     assert {unit.key for unit in shared} <= {unit.key for unit in units}
-    spelled_out = load_table("4d", "cpu", [*SETTINGS, "weight_decay=0.03", "head.exponent=0.5"])
+    spelled_out = load_paper_table("4d", "cpu", [*SETTINGS, "weight_decay=0.03", "head.exponent=0.5"])
     assert {unit.key for unit in plan(spelled_out.rows, range(2), Where("digits"))} == {unit.key for unit in units}
-    other = load_table("4d", "cpu", [*SETTINGS, "lr=1e-5", "min_lr=0"])
+    other = load_paper_table("4d", "cpu", [*SETTINGS, "lr=1e-5", "min_lr=0"])
     assert not {unit.key for unit in plan(other.rows, range(2), Where("digits"))} & {unit.key for unit in units}
 
 
 def test_an_empty_table_is_a_table_of_dashes(tmp_path):
     table, units = units_of("4d", None, 1)
-    words = as_markdown(table, collect(table, units, Store(tmp_path)))
+    words = side_by_side_markdown(table, collect(table, units, Store(tmp_path)))
     assert "| svPN exact | – | – | 76.13 | +1.31 |" in words and "over no seeds" in words
 
 
@@ -263,7 +263,7 @@ def test_the_state_of_the_art_has_parameters_and_multiply_adds(tmp_path):
     table, units = units_of("5a", "1", 1)
     store = Store(tmp_path)
     store.keep(units[0], {"scores": {"accuracy": 0.5}, "params": 5_700_000, "macs": 1_250_000_000})
-    words = as_markdown(table, collect(table, units, store))
+    words = side_by_side_markdown(table, collect(table, units, store))
     assert "| params M | paper | MACs G | paper |" in words and "| 5.70 | 5.7 | 1.25 | 1.3 |" in words
 
 
@@ -287,7 +287,7 @@ def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):
     assert result.returncode == 0, result.stderr
     assert re.search(r"none +│ pictures │ +2 │ +12 │", result.stdout) and not (tmp_path / "o").exists()
     _, units = units_of("4d", "1", 1)
-    cost = estimate(units[0], Where("digits"))
+    cost = estimate_work(units[0], Where("digits"))
     assert cost.steps == 6 and cost.hours > 0
     words = 2 * 2 * 6 * 14 * 16 * 16 * 3  # one of the products alone, forward and backward, for 16 words
     assert cost.macs > 192 * words / 4

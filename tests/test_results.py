@@ -10,8 +10,8 @@ import pytest
 
 from sot.core.head import HeadConfig
 from sot.evaluation.metrics import interval
-from sot.paper.side_by_side import as_markdown, collect
-from sot.paper.table import load_table
+from sot.paper.side_by_side import collect, side_by_side_markdown
+from sot.paper.table import load_paper_table
 from sot.paper.work import Store, Unit
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -58,7 +58,7 @@ def units_of(name, folder):
     """Units of all rows as `sot reproduce` plans them of the data that the results are about."""
     results = results_of(folder)
     data = {result["task"]: (result["model"], result["data"]) for result in results}
-    rows = load_table(name, "cpu", SETTINGS[folder]).rows
+    rows = load_paper_table(name, "cpu", SETTINGS[folder]).rows
     rows = [replace(row, tasks=tuple(task for task in row.tasks if task in data)) for row in rows]
     return [
         Unit(row, replace(row.recipe, seed=seed), row.model or data[task][0], task, data[task][1])
@@ -73,9 +73,9 @@ def test_the_tables_show_the_results(folder, file):
     name = file.stem.removeprefix("table-")
     store = Store(FOLDER / folder)
     units = [unit for unit in units_of(name, folder) if store.result(unit) is not None]
-    table = load_table(name, "cpu", SETTINGS[folder])
+    table = load_paper_table(name, "cpu", SETTINGS[folder])
     shown = [line for line in file.read_text().splitlines() if line.startswith("| ")]
-    made = as_markdown(table, collect(table, units, store)).splitlines()
+    made = side_by_side_markdown(table, collect(table, units, store)).splitlines()
     assert shown == [line for line in made if line.startswith("| ")]
     assert all(line in page(PAGES[folder]) for line in shown), f"{PAGES[folder]} has another table {name}"
 

@@ -17,7 +17,7 @@ from sot import HeadConfig, SecondOrderHead
 from sot.models.complexity import count_parameters, measure_complexity, measure_training
 from sot.models.embedding.token_embed import EMBEDDINGS, choose_reduction
 from sot.models.vision import sinusoid_positions
-from sot.paper.figures import PAPER_FIGURES, find_models
+from sot.paper.comparison import PAPER_FIGURES, find_models
 
 CLASS = HeadConfig(fusion="class")
 # (name, arguments, params in M, MACs in G as the paper counts): measured with the authors' code, None where not known

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from sot.core.normalizers import NORMS as NORMS
     from sot.models.accelerate import accelerate as accelerate
     from sot.models.audio import SoTForAudioClassification as SoTForAudioClassification
+    from sot.models.auto_model import SoTModel as SoTModel
     from sot.models.configuration import SoTConfig as SoTConfig
     from sot.models.equip import equip as equip
-    from sot.models.features import SoTModel as SoTModel
     from sot.models.inference import optimize_for_inference as optimize_for_inference
     from sot.models.modeling import SoTForImageClassification as SoTForImageClassification
     from sot.models.modeling import SoTForSequenceClassification as SoTForSequenceClassification
@@ -39,7 +39,7 @@ _HOMES = {  # of the public names, each loaded when it is first asked for
     "SoTForAudioClassification": "sot.models.audio",
     "SoTForImageClassification": "sot.models.modeling",
     "SoTForSequenceClassification": "sot.models.modeling",
-    "SoTModel": "sot.models.features",
+    "SoTModel": "sot.models.auto_model",
     "accelerate": "sot.models.accelerate",
     "equip": "sot.models.equip",
     "optimize_for_inference": "sot.models.inference",

@@ -24,7 +24,7 @@ def models(
     import timm
 
     from sot.models.complexity import measure_complexity
-    from sot.paper.figures import PAPER_FIGURES, find_models
+    from sot.paper.comparison import PAPER_FIGURES, find_models
 
     if table is not None:
         _show_comparison(table, as_json, pattern, training)
@@ -67,7 +67,7 @@ def _show_comparison(name: str, as_json: bool, pattern: str | None, training: bo
     if as_json:
         typer.echo(tables.as_json(measured))
     else:
-        console.print(tables.as_table(comparison, measured))
+        console.print(tables.comparison_table(comparison, measured))
 
 
 def _show_training(names: list[str], as_json: bool) -> None:

@@ -41,13 +41,13 @@ def reproduce(
     if table is None:
         _list(preset)
         return
-    from sot.paper.side_by_side import as_table, collect, subject, write_report
-    from sot.paper.table import choose_rows, choose_tasks, load_table
+    from sot.paper.side_by_side import collect, side_by_side_table, subject, write_report
+    from sot.paper.table import choose_rows, choose_tasks, load_paper_table
     from sot.paper.work import Store, Where, plan
     from sot.training.run import show_bars_on_terminals_only
     from sot.training.run_folder import only_processes
 
-    chosen = load_table(table, preset, settings or [])
+    chosen = load_paper_table(table, preset, settings or [])
     wanted = choose_tasks(choose_rows(chosen, rows), tasks)
     where = Where(data, texts, imagenet_a, model)
     store = Store(out)
@@ -65,14 +65,14 @@ def reproduce(
         found = collect(chosen, units, store)
         if is_first_process():
             write_report(chosen, found, out, subject(units, data))
-    console.print(as_table(chosen, found))
+    console.print(side_by_side_table(chosen, found))
     console.print(f"As Markdown, CSV and picture: {out / f'table-{table}'}.*", soft_wrap=True)
 
 
 def _list(preset: str) -> None:
-    from sot.paper.table import load_table, table_names
+    from sot.paper.table import load_paper_table, table_names
 
-    tables = [load_table(name, preset) for name in table_names()]
+    tables = [load_paper_table(name, preset) for name in table_names()]
     rows = ((table.name, table.title, str(len(table.rows))) for table in tables)
     console.print(rich_table(["table", "title"], ["rows"], rows, title=f"The paper's tables, preset {preset}"))
 
@@ -97,7 +97,7 @@ def _train(units: list[Unit], store: Store, where: Where, workers: int, threads:
 
 
 def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
-    from sot.paper.cost import estimate
+    from sot.paper.cost import estimate_work
 
     missing = [unit for unit in units if store.result(unit) is None]
     first: dict[tuple[str, str | None], Unit] = {}
@@ -107,7 +107,7 @@ def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
     shown = rich_table(["row", "task"], ["trainings", "steps", "MACs P", "hours"], caption=caption)
     total = [0.0, 0.0, 0.0]
     for unit in progress(first.values(), "Timing"):
-        cost = estimate(unit, where)
+        cost = estimate_work(unit, where)
         times = sum(other.row.name == unit.row.name and other.task == unit.task for other in missing)
         figures = (times * cost.steps, times * cost.macs / 1e15, times * cost.hours)
         total = [before + figure for before, figure in zip(total, figures)]

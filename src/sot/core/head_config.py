@@ -146,7 +146,7 @@ class HeadConfig:
     @classmethod
     def from_saved(cls, values: Mapping[str, Any]) -> HeadConfig:
         """The head of a saved folder: settings without effect are left out, a null norm is the paper's (0.1.0)."""
-        own = applicable(check_settings(values))
+        own = applicable(check_head_settings(values))
         return cls.paper(**own) if values.get("norm", "") is None else cls(**own)
 
     def changed(self, settings: Mapping[str, Any]) -> HeadConfig:
@@ -160,7 +160,7 @@ class HeadConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> HeadConfig:
         """The inverse of `to_dict`; missing fields have their defaults, unknown ones are refused."""
-        return cls(**check_settings(values))
+        return cls(**check_head_settings(values))
 
 
 _DEFAULTS = {field.name: field.default for field in fields(HeadConfig)} | SIZES | {"exponent": PAPER_EXPONENT}
@@ -188,7 +188,7 @@ def applicable(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not _obstacle(name, values)}
 
 
-def check_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def check_head_settings(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings themselves, or ValueError for what is no dictionary of fields of HeadConfig."""
     if not isinstance(values, Mapping):
         raise ValueError(f"a head is given by HeadConfig or a dictionary of its fields, got {values!r}")

@@ -54,7 +54,7 @@ class SoTConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True  # lets transformers save what a backbone shares between its own modules
 
     def __post_init__(self, **kwargs: Any) -> None:
-        import sot.models.features  # noqa: F401  tells the Auto classes what they build of this
+        import sot.models.auto_model  # noqa: F401  tells the Auto classes what they build of this
 
         super().__post_init__(**kwargs)
         self.head = HeadConfig.from_saved(self.head or {}).to_dict()

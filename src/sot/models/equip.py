@@ -20,7 +20,7 @@ from sot.models.audio import SoTForAudioClassification, audio_layout, with_mask
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
 from sot.models.folder import folder_config
-from sot.models.from_timm import check_twin, is_timm, open_timm, shortened, timm_layout, timm_processor
+from sot.models.from_timm import check_twin, is_timm, open_timm, timm_layout, timm_processor, with_depth
 from sot.models.from_transformers import (
     backbone_modality,
     copy_config,
@@ -162,7 +162,7 @@ def _equip_timm(
     if depth is not None:
         if recovered:
             _check_recovered(source, model_args)
-        model_args, recovered = shortened(source, model_args, depth), False
+        model_args, recovered = with_depth(source, model_args, depth), False
     layout = timm_layout(architecture, model_args, embed)
     head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)

@@ -117,7 +117,7 @@ def _dropouts(model: Any, *attributes: str) -> dict[str, float]:
     return {name: round(rate, 6) for name, rate in rates.items() if isinstance(rate, float) and rate > 0}
 
 
-def shortened(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
+def with_depth(model: Any, model_args: Mapping[str, Any], depth: int) -> dict[str, Any]:
     """The arguments of a timm model with its first `depth` layers."""
     check_depth(depth, read_arguments(model).get("depth"), type(model).__name__)
     return {**model_args, "depth": depth}

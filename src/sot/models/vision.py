@@ -14,7 +14,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
-from sot.core.head_config import check_settings
+from sot.core.head_config import check_head_settings
 from sot.models.embedding.progressive_sampling import share_layers
 from sot.models.embedding.token_embed import TokenEmbed, choose_reduction
 from sot.models.variants import image_cfg, register_variants
@@ -85,7 +85,7 @@ class SecondOrderTransformer(VisionTransformer):
         del self.pos_embed  # None: a buffer takes its name
         self.register_buffer("pos_embed", None, persistent=False)
         self.init_non_persistent_buffers()
-        given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.paper(**check_settings(head))
+        given = head if head is None or isinstance(head, HeadConfig) else HeadConfig.paper(**check_head_settings(head))
         self.head_config = given or default_head or HeadConfig.paper()
         if drop_rate is not None:
             self.head_config = replace(self.head_config, dropout=drop_rate)

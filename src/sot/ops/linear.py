@@ -34,7 +34,7 @@ _multiply = define(
 )
 
 
-class Linear(torch.autograd.Function):
+class LinearProduct(torch.autograd.Function):
     """`rows @ weightᵀ + bias`, and its gradients as products of the same kind."""
 
     @staticmethod
@@ -59,5 +59,5 @@ class Linear(torch.autograd.Function):
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`F.linear` of `(batch, dim)` and `(out, dim)`."""
     if LINEAR.choose(rows, weight) == "torch":
-        return Linear.apply(rows, weight, bias)
+        return LinearProduct.apply(rows, weight, bias)
     return F.linear(rows, weight, bias)

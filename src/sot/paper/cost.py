@@ -22,7 +22,7 @@ SAMPLES = 16  # in the step that is measured, at most
 
 
 @dataclass(frozen=True)
-class Cost:
+class WorkCost:
     """Of one unit; the hours leave out reading the data and evaluating."""
 
     steps: int
@@ -30,7 +30,7 @@ class Cost:
     hours: float
 
 
-def estimate(unit: Unit, where: Where) -> Cost:
+def estimate_work(unit: Unit, where: Where) -> WorkCost:
     """Build the model of a unit and time one step of a small batch, forward and backward."""
     recipe = unit.recipe
     samples = recipe.train_samples or unit.about_data["train"]
@@ -56,7 +56,7 @@ def estimate(unit: Unit, where: Where) -> Cost:
             torch.autograd.backward(model(**inputs).logits.sum())
         macs = counter.get_total_flops() / 2 / size
     steps = epochs * math.ceil(samples / recipe.batch_size)
-    return Cost(steps, macs * samples * epochs, seconds * samples * epochs / 3600)
+    return WorkCost(steps, macs * samples * epochs, seconds * samples * epochs / 3600)
 
 
 def _time_step(model: nn.Module, inputs: dict[str, Any]) -> float:

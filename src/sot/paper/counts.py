@@ -16,7 +16,7 @@ from torch import nn
 from sot.core.head import HeadConfig
 from sot.models.complexity import measure_complexity
 from sot.models.equip import equip
-from sot.paper.comparison import Comparison, Row, load_comparisons
+from sot.paper.comparison import ComparedModel, Comparison, load_comparisons
 
 PARAMS_TOLERANCE, MACS_TOLERANCE = 0.01, 0.03  # fractions of the paper's figures
 ROUNDING = 0.05  # its figures have one decimal
@@ -27,7 +27,7 @@ NOTHING = "–"
 class Measured:
     """A row with our counts, or with the reason why there are none."""
 
-    row: Row
+    row: ComparedModel
     params: int | None = None
     macs: int | None = None
     reason: str = ""
@@ -75,7 +75,7 @@ class Measured:
         }
 
     def cells(self) -> list[str]:
-        """Words for the columns of `as_table`."""
+        """Words for the columns of `comparison_table`."""
         row, deviations = self.row, self.deviations()
         ours = [NOTHING, NOTHING]
         change = [NOTHING, NOTHING]
@@ -95,7 +95,7 @@ def find_comparison(name: str) -> Comparison:
     return tables[name]
 
 
-def build(row: Row) -> nn.Module:
+def build(row: ComparedModel) -> nn.Module:
     """The model of a row on the meta device, where nothing is computed."""
     with torch.device("meta"):
         if row.side is None:
@@ -104,7 +104,7 @@ def build(row: Row) -> nn.Module:
         return equip(row.model, 1000, head, pretrained=False, embed="densenet")
 
 
-def measure_row(row: Row) -> Measured:
+def measure_row(row: ComparedModel) -> Measured:
     """Count as the paper does: its own models without the products of attention, equipped ones without positions."""
     if not timm.is_model(row.model):
         return Measured(row, reason=f"{row.model} is not registered with timm")
@@ -122,7 +122,7 @@ def as_json(measured: Iterable[Measured]) -> str:
     return "\n".join(json.dumps(row.to_dict()) for row in measured)
 
 
-def as_table(comparison: Comparison, measured: Iterable[Measured]) -> Table:
+def comparison_table(comparison: Comparison, measured: Iterable[Measured]) -> Table:
     """For a terminal, the notes below it."""
     measured = list(measured)
     caption = (

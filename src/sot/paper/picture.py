@@ -9,25 +9,25 @@ from matplotlib.lines import Line2D
 
 from sot.evaluation.metrics import interval
 from sot.figures import BLUE, INK, SMALL, VERMILION, Drawing, dots, sheet
-from sot.paper.side_by_side import Cell, Cells, is_score
-from sot.paper.table import Row, TableOfPaper
+from sot.paper.side_by_side import Cell, Cells, has_gain
+from sot.paper.table import TableOfPaper, TableRow
 
 Line = tuple[str, str, Cell]  # name, colour and numbers of a row
 
 
-def _lines(rows: Sequence[tuple[Row, Cells]], column: str) -> list[Line]:
+def _lines(rows: Sequence[tuple[TableRow, Cells]], column: str) -> list[Line]:
     """The rows of which we have a score, the best first."""
     found = [(row.name, _colour(row), cells[column]) for row, cells in rows if cells[column].ours]
     return sorted(found, key=lambda line: -(line[2].mean() or 0))
 
 
-def _colour(row: Row) -> str:
+def _colour(row: TableRow) -> str:
     return BLUE if row.conventional or row.recipe.head.get("fusion") == "class" else VERMILION
 
 
-def draw_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], about: str) -> Drawing:
+def draw_table(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]], about: str) -> Drawing:
     """A row of panels for every score or task: ours with intervals, sorted, and beside it the paper's if it has any."""
-    scores = {column: lines for column in table.columns if is_score(column) and (lines := _lines(rows, column))}
+    scores = {column: lines for column in table.columns if has_gain(column) and (lines := _lines(rows, column))}
     theirs = any(cell.paper is not None for lines in scores.values() for *_, cell in lines)
     counts = [len(lines) for lines in scores.values()] or [1]
     shape: dict[str, Any] = {"height_ratios": counts, "width_ratios": [3, 2] if theirs else [1]}

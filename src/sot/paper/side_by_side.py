@@ -12,7 +12,7 @@ from rich.table import Table
 
 from sot.evaluation.metrics import interval
 from sot.files import as_csv, as_png, rich_table, write_atomically
-from sot.paper.table import Row, TableOfPaper
+from sot.paper.table import TableOfPaper, TableRow
 from sot.paper.work import Store, Unit
 
 COUNTS = ("params", "macs", "speed")  # what a result has beside its scores
@@ -46,7 +46,7 @@ Cells = dict[str, Cell]
 Result = tuple[str | None, dict[str, Any]]  # the task of a unit, and what it scored
 
 
-def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tuple[Row, Cells]]:
+def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tuple[TableRow, Cells]]:
     """The cells of every row that the units belong to, from the results there are."""
     rows = {unit.row.name: unit.row for unit in units}
     results: dict[str, list[Result]] = {name: [] for name in rows}
@@ -56,7 +56,7 @@ def collect(table: TableOfPaper, units: Sequence[Unit], store: Store) -> list[tu
     return [(row, {c: _cell(row, c, results[name]) for c in table.columns}) for name, row in rows.items()]
 
 
-def _cell(row: Row, column: str, results: Sequence[Result]) -> Cell:
+def _cell(row: TableRow, column: str, results: Sequence[Result]) -> Cell:
     of_task = column in row.tasks
     values = [_value(result, column, of_task) for task, result in results if (task == column) == of_task]
     return Cell([value for value in values if value is not None], row.paper.get(column))
@@ -75,7 +75,7 @@ def _value(result: dict[str, Any], column: str, of_task: bool) -> float | None:
     return None if value is None else 100 * value
 
 
-def is_score(column: str) -> bool:
+def has_gain(column: str) -> bool:
     """Whether more of it is better."""
     return column not in COUNTS
 
@@ -91,10 +91,10 @@ def subject(units: Sequence[Unit], data: str | None) -> str:
     return f"{Path(data or '').name}, {count:,} images"
 
 
-def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPaper:
+def _filled(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> TableOfPaper:
     """The table without columns in which neither we nor the paper have a number, and without tasks not asked for."""
 
-    def has(column: str, row: Row, cells: Cells) -> bool:
+    def has(column: str, row: TableRow, cells: Cells) -> bool:
         asked = not row.tasks or column in row.tasks
         return asked and bool(cells[column].ours or cells[column].paper)
 
@@ -104,16 +104,16 @@ def _filled(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> TableOfPa
 def _header(table: TableOfPaper) -> list[str]:
     header = ["row"]
     for column, heading in table.columns.items():
-        header += [heading, *(["gain"] if is_score(column) else []), "paper", *(["gain"] if is_score(column) else [])]
+        header += [heading, *(["gain"] if has_gain(column) else []), "paper", *(["gain"] if has_gain(column) else [])]
     return header
 
 
-def _line(table: TableOfPaper, row: Row, cells: Cells, first: Cells) -> list[str]:
+def _line(table: TableOfPaper, row: TableRow, cells: Cells, first: Cells) -> list[str]:
     line = [row.name]
     for column in table.columns:
         cell, base = cells[column], Cell([], None) if cells is first else first[column]
         line.append(cell.show(0 if column == "speed" else 2))
-        if is_score(column):
+        if has_gain(column):
             line += [_gain(cell.mean(), base.mean()), cell.show_paper(), _gain(cell.paper, base.paper)]
         else:
             line.append(cell.show_paper())
@@ -124,14 +124,14 @@ def _gain(value: float | None, base: float | None) -> str:
     return "–" if value is None or base is None else f"{value - base:+.2f}"
 
 
-def _caption(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+def _caption(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> str:
     seeds = {len(cell.ours) for _, cells in rows for cell in cells.values() if cell.ours}
     shown = " to ".join(str(n) for n in sorted({min(seeds), max(seeds)})) if seeds else "no"
     words = f"Ours: mean ± 95 % interval over {shown} seed{'s' * (shown != '1')}; gain: over the first row."
     return f"{words} {table.note}".strip()
 
 
-def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
+def side_by_side_table(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> Table:
     """For a terminal."""
     table = _filled(table, rows)
     header = _header(table)
@@ -140,7 +140,7 @@ def as_table(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> Table:
     return rich_table(header[:1], header[1:], lines, title=title, caption=_caption(table, rows))
 
 
-def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
+def side_by_side_markdown(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> str:
     """For a document."""
     table = _filled(table, rows)
     header = _header(table)
@@ -150,7 +150,7 @@ def as_markdown(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> str:
     return f"{text}\n\n{_caption(table, rows)}\n"
 
 
-def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict[str, Any]]:
+def as_rows(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> list[dict[str, Any]]:
     """One line for each row and column, of plain values."""
     return [
         {
@@ -168,12 +168,12 @@ def as_rows(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]]) -> list[dict
     ]
 
 
-def write_report(table: TableOfPaper, rows: Sequence[tuple[Row, Cells]], out: Path, about: str) -> None:
+def write_report(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]], out: Path, about: str) -> None:
     """table-NAME.md, .csv and .png, whose title says what the rows are `about`."""
     from sot.paper.picture import draw_table
 
     out.mkdir(parents=True, exist_ok=True)
     name = f"table-{table.name}"
-    write_atomically(out / f"{name}.md", as_markdown(table, rows))
+    write_atomically(out / f"{name}.md", side_by_side_markdown(table, rows))
     write_atomically(out / f"{name}.csv", as_csv(as_rows(table, rows)))
     write_atomically(out / f"{name}.png", as_png(draw_table(table, rows, about)))

@@ -20,7 +20,7 @@ ROW_KEYS = ("name", "paper", "model", "recipe", "tasks", "only")
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One row: a model and what it changes in its recipe.
 
     `model` None is the user's to name; `conventional` models have the head they were published with.
@@ -41,7 +41,7 @@ class TableOfPaper:
     name: str
     title: str
     columns: dict[str, str]
-    rows: list[Row]
+    rows: list[TableRow]
     note: str = ""
 
 
@@ -51,7 +51,7 @@ def table_names() -> list[str]:
     return sorted([*(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")), *load_comparisons()])
 
 
-def load_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfPaper:
+def load_paper_table(name: str, preset: str, settings: Sequence[str] = ()) -> TableOfPaper:
     """A table by its number in the paper, with its own settings or those for one CPU, and `key=value` changes."""
     if name not in table_names():
         raise ValueError(f"unknown table {name!r}; accepted: {', '.join(table_names())}")
@@ -79,13 +79,15 @@ def _comparison(comparison: Comparison, preset: str, settings: Sequence[str]) ->
         if row.imagenet_a is not None:
             paper["imagenet_a"] = row.imagenet_a
         conventional = not row.is_ours
-        rows.append(Row(row.name, recipe.changed(settings, fit_head=True), row.model, paper, conventional=conventional))
+        rows.append(
+            TableRow(row.name, recipe.changed(settings, fit_head=True), row.model, paper, conventional=conventional)
+        )
     columns = {"accuracy": "top-1, %", "imagenet_a": "ImageNet-A, %", "params": "params M", "macs": "MACs G"}
     note = "Our MACs count all products; the paper's, for its own models, leave out those of attention."
     return TableOfPaper(comparison.name, comparison.title, columns, rows, note)
 
 
-def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes: Sequence[str]) -> Row:
+def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes: Sequence[str]) -> TableRow:
     recipe = load_recipe(row.get("recipe", table.get("recipes", {}).get(preset)))
     settings = {key: value for key, value in row.items() if key not in ROW_KEYS}
     before = asdict(recipe)
@@ -100,10 +102,10 @@ def _row(row: Mapping[str, Any], table: Mapping[str, Any], preset: str, changes:
             said = "{settings} would change what makes row {!r}: {} {} to {}"
             raise SettingError(said, row["name"], key, was, now)
     model = row["model"] if "model" in row else table.get("model")
-    return Row(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
+    return TableRow(row["name"], changed, model, row.get("paper", {}), tuple(row.get("tasks", ())))
 
 
-def choose_tasks(rows: Sequence[Row], wanted: str | None) -> list[Row]:
+def choose_tasks(rows: Sequence[TableRow], wanted: str | None) -> list[TableRow]:
     """The rows with some of their text tasks, such as `cola,rte`; all of them without a choice."""
     if not wanted:
         return list(rows)
@@ -115,11 +117,11 @@ def choose_tasks(rows: Sequence[Row], wanted: str | None) -> list[Row]:
     return [replace(row, tasks=tuple(t for t in row.tasks if t in chosen)) for row in rows if row.tasks]
 
 
-def choose_rows(table: TableOfPaper, wanted: str | None) -> list[Row]:
+def choose_rows(table: TableOfPaper, wanted: str | None) -> list[TableRow]:
     """Rows by their numbers, counted from 1, such as `1,3-5`; all of them without a choice."""
     if not wanted:
         return table.rows
-    chosen: dict[int, Row] = {}  # each once, or it would count as another seed
+    chosen: dict[int, TableRow] = {}  # each once, or it would count as another seed
     for part in wanted.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):

@@ -29,7 +29,7 @@ from sot.errors import SettingError
 from sot.evaluation.evaluate import open_images
 from sot.files import digest, read_object, write_atomically
 from sot.models.complexity import IMAGENET_PICTURES, Logits, count_parameters, measure_complexity
-from sot.paper.table import Row
+from sot.paper.table import TableRow
 from sot.training.image_model import build_model, data_config
 from sot.training.recipe import Recipe
 from sot.training.train_images import train_images
@@ -53,7 +53,7 @@ class Where:
 class Unit:
     """One training: a row with one seed, of texts on one task."""
 
-    row: Row
+    row: TableRow
     recipe: Recipe
     model: str
     task: str | None
@@ -103,7 +103,7 @@ def _beyond_paper(head: HeadConfig) -> dict[str, Any]:
     return different if head.pool == "mgcrp" else {"pool": head.pool, **different}
 
 
-def plan(rows: Sequence[Row], seeds: Iterable[int], where: Where, as_of_imagenet: bool = False) -> list[Unit]:
+def plan(rows: Sequence[TableRow], seeds: Iterable[int], where: Where, as_of_imagenet: bool = False) -> list[Unit]:
     """All units, seed by seed so that every row has a first result early; missing data and models are refused here.
 
     `as_of_imagenet` takes its numbers of pictures and classes for pictures that are not there, to count what it takes.
