@@ -7,6 +7,7 @@ user's cache.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from sot.ops.svpn.torch import LEFT_EPS, Parts
 
 LANES = 8
 MAX_COLUMNS = 64  # more of them outgrow the caches
-NOTHING = (torch.empty(0, 1).numpy(),) * 2  # in place of slopes that the kernel makes itself
 
 
 def accepts(matrix: Tensor, exponent: float, symmetric: bool) -> bool:
@@ -54,7 +54,7 @@ def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor
     """The gradient of `power`; what its slopes are made of is computed by the kernel for the exponents ½ and ¼."""
     from sot.ops.svpn import numba_kernels
 
-    pairs, factors = NOTHING, NOTHING
+    pairs, factors = _nothing(), _nothing()
     if exponent not in (0.5, 0.25):
         unit, ratio, scale = relative(parts[1], exponent, eps)
         pairs, factors = _arrays(*slopes(unit, exponent, eps)), _arrays(ratio, scale)
@@ -66,3 +66,9 @@ def pull_back(grad: Tensor, parts: Parts, exponent: float, eps: float) -> Tensor
 
 def _arrays(*blocks: Tensor) -> tuple[Any, ...]:
     return tuple(array(block.contiguous().flatten(1)) for block in blocks)
+
+
+@cache
+def _nothing() -> tuple[Any, ...]:
+    """In place of slopes that the kernel makes itself."""
+    return _arrays(torch.empty(0, 1), torch.empty(0, 1))
