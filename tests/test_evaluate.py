@@ -54,7 +54,7 @@ def save(model, folder, labels):
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A model of 1000 classes that tells the pictures of this file apart."""
+    """A model of 1000 classes that tells the images of this file apart."""
     torch.manual_seed(0)
     model = equip("test_vit", 1000, HEAD, pretrained=False).eval()
     with torch.no_grad():
@@ -71,7 +71,7 @@ def logits_of(model, pictures):
 
 @pytest.fixture(scope="module", params=["a", "r"])
 def adversarial(request, thousand, tmp_path_factory):
-    """A picture in each of the 200 folders, and 80 more in folders that the model puts first to eighth."""
+    """An image in each of the 200 folders, and 80 more in folders that the model puts first to eighth."""
     root, columns = tmp_path_factory.mktemp("imagenet"), indices(request.param)
     pictures = [noise(number) for number in range(280)]
     logits = logits_of(thousand, pictures)
@@ -123,7 +123,7 @@ def test_only_the_whole_set_of_classes_bears_its_name():
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    """A model of three classes, and a folder of pictures of them."""
+    """A model of three classes, and a folder of images of them."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("three")
     labels = ["one", "three", "two"]
@@ -195,7 +195,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(three, tmp_path):
         ([tmp_path / "damaged", "--data", data], "config.json is damaged"),
         ([model], "an image model needs --data to be evaluated on"),
         ([model, "--data", tmp_path / "none"], "unknown data"),
-        ([model, "--data", tmp_path / "empty"], "holds no pictures: it needs one folder for each class"),
+        ([model, "--data", tmp_path / "empty"], "holds no images: it needs one folder for each class"),
         ([model, "--data", tmp_path / "data"], "has classes the model was not trained on: four"),
         ([model, "--data", "digits"], "has classes the model was not trained on: 0, 1"),
     ):

@@ -125,7 +125,7 @@ def test_a_run_tells_what_was_chosen_and_a_line_an_epoch(photos, stand_ins, tmp_
     said = result.stderr
     for part in (
         f"weights {folder}",
-        "pictures of 160×160 pixels",
+        "images of 160×160 pixels",
         "fusion sum, pool mgcrp",
         "finetune (the model has",
     ):
@@ -209,7 +209,7 @@ def test_a_rare_class_is_warned_of_unless_balanced_and_look_alikes_are_named(cap
     warn_of_labels(["yes", "no"], [0] * 30 + [1] * 2, balanced=True)
     assert not caplog.text
     warn_of_labels(["yes", "no"], [0] * 30 + [1] * 2, balanced=False)
-    assert "Class 'no' has 2 samples to train on, and 'yes' has 30" in caplog.text and "balance=true" in caplog.text
+    assert "Class 'no' has 2 samples to train on, 'yes' has 30" in caplog.text and "balance=true" in caplog.text
     warn_of_labels(["Cat", "cat "], [0, 1], balanced=False)
     assert "'Cat' and 'cat ' differ in case or spaces only" in caplog.text
 
@@ -240,7 +240,7 @@ def test_lone_samples_are_trained_on_and_folds_cover_all_samples_once():
     folds = [Split(1, fold=(number, 5)).divide(labels)[1] for number in range(5)]
     assert sorted(index for fold in folds for index in fold) == [*range(20)]
     assert all(Counter(labels[i] for i in fold)["a"] in (2, 3) for fold in folds)
-    with pytest.raises(ValueError, match="2 samples are too few"):
+    with pytest.raises(ValueError, match="too few samples to split into training and validation: 2"):
         Split(0, fold=(2, 3)).divide(["a", "b"])
 
 
@@ -296,14 +296,14 @@ def test_folds_are_summarized_by_mean_and_interval():
 def test_bad_files_are_left_out_and_listed_and_strict_refuses(photos, tmp_path, caplog):
     data = tmp_path / "data"
     subprocess.run(["cp", "-r", str(photos), str(data)], check=True)
-    (data / "red" / "0.png").write_bytes(b"no picture")
+    (data / "red" / "0.png").write_bytes(b"no image")
     recipe = Recipe(**TINY)
-    with pytest.raises(SettingError, match=r"strict: 1 pictures cannot be read: .*0.png: it is no picture"):
+    with pytest.raises(SettingError, match=r"strict: 1 image cannot be read: .*0.png: it is no image"):
         train_images("test_vit", str(data), tmp_path / "run", recipe, HEAD, report_to="none", strict=True)
     assert not (tmp_path / "run").exists()
     train_images("test_vit", str(data), tmp_path / "run", recipe, HEAD, report_to="none")
     assert (tmp_path / "run" / "left_out.txt").read_text().startswith(str(data / "red" / "0.png"))
-    assert "Left out 1 samples that cannot be read" in caplog.text
+    assert "Left out 1 sample that cannot be read" in caplog.text
 
 
 def test_a_run_that_diverges_names_step_and_rate_and_saves_no_numbers_that_are_none(photos, tmp_path):
@@ -494,9 +494,9 @@ def test_a_folder_is_no_table_and_a_timm_name_no_text_model(photos, bert, tmp_pa
         from sot.data.rows import read_rows
 
         list(read_rows(photos, None))
-    with pytest.raises(ValueError, match="deit_tiny_patch16_224 is a timm model, for pictures: train it by sot train"):
+    with pytest.raises(ValueError, match="deit_tiny_patch16_224 is a timm model, for images: train it by sot train"):
         run_texts("deit_tiny_patch16_224", tmp_path / "run", text_recipe())
-    with pytest.raises(ValueError, match="is no model of pictures: fine-tune it on texts"):
+    with pytest.raises(ValueError, match="is no model of images: fine-tune it on texts"):
         train_images(bert, str(photos), tmp_path / "run", Recipe(batch_size=8), HEAD, report_to="none")
 
 

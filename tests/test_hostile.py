@@ -150,7 +150,7 @@ def only_pickle(folder):
 
 HOSTILE = {  # what a folder has of its kind, and what is said of it
     "layers of a text": ("text", {"backbone_config__num_hidden_layers": 10**5}, "num_hidden_layers=100,000; at most"),
-    "layers of a picture": ("image", {"backbone_config__model_args": {"depth": 10**5}}, "depth=100,000; at most"),
+    "layers of an image": ("image", {"backbone_config__model_args": {"depth": 10**5}}, "depth=100,000; at most"),
     "layers in stages": ("image", {"backbone_config__model_args": {"depths": [400] * 9}}, "depths=3,600; at most"),
     "iterations": ("image", {"head": {"norm": "svpn_fast", "num_iterations": 10**9}}, "num_iterations=1,000,000,000"),
     "classes": ("text", {"id2label": {str(i): "x" for i in range(10**5 + 1)}}, "100,001 classes; at most 100,000"),

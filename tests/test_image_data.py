@@ -1,4 +1,4 @@
-"""Every kind of picture source, on files made here: what is read, in which order, and how it is refused."""
+"""Every kind of image source, on files made here: what is read, in which order, and how it is refused."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     return root
 
 
-def write_hub_set(root, splits, names=CLASSES, columns=("picture", "kind")):
+def write_hub_set(root, splits, names=CLASSES, columns=("image", "kind")):
     """A folder of parquet files as on the hub, under column names that timm would not find."""
     kinds = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
     features = datasets.Features({columns[0]: datasets.Image(), columns[1]: kinds})
@@ -120,7 +120,7 @@ def test_every_source_gives_the_same_pictures_and_classes(folder, hub_set, shard
 
 
 def test_a_tar_file_is_split_and_its_pictures_named(folder, tmp_path):
-    file = tmp_path / "pictures.tar"
+    file = tmp_path / "images.tar"
     with tarfile.open(file, "w") as archive:
         archive.add(folder / "train", ".")
     data = load_images(str(file), val_share=0.25)
@@ -178,7 +178,7 @@ def test_a_stream_is_shuffled_by_seed_and_epoch_alone_and_divided_without_overla
     first = epoch(0)
     assert epoch(0) == first and len(set(first)) == 48
     assert epoch(1) != first != epoch(0, seed=4) and set(epoch(1)) == set(first)
-    assert len(epoch(0, batch_size=20)) == 60  # whole batches: some pictures come again
+    assert len(epoch(0, batch_size=20)) == 60  # whole batches: some images come again
     halves = [epoch(0, process=(rank, 2)) for rank in range(2)]
     assert [len(half) for half in halves] == [24, 24] and set(halves[0]).isdisjoint(halves[1])
 
@@ -221,7 +221,7 @@ def test_training_on_a_stream_evaluates_every_picture_and_resumes_to_the_same_bi
 def test_what_cannot_be_read_in_an_archive_is_counted_as_in_a_folder(folder, tmp_path, caplog):
     broken = tmp_path / "broken" / "red"
     broken.mkdir(parents=True)
-    (broken / "x.png").write_bytes(b"no picture")
+    (broken / "x.png").write_bytes(b"no image")
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         archive.add(folder / "val", ".")
         archive.add(broken, "red")
@@ -268,7 +268,7 @@ def test_pictures_of_every_accepted_format_are_found_and_the_first_folder_is_the
     fill(tmp_path, "cover.png", ".thumbs/x.png", "cat/.cache/y.png")
     (tmp_path / "dog" / "._d.png").write_bytes(b"what macOS leaves behind")
     assert found_in(tmp_path) == {(file.split("/")[0], file) for file in files}
-    assert "Left out 1 pictures in no folder of a class, first" in caplog.text and "cover.png" in caplog.text
+    assert "Left out 1 image in no folder of a class, first" in caplog.text and "cover.png" in caplog.text
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -309,7 +309,7 @@ def many(folder, tmp_path):
         ("", "unknown data ''; accepted: digits, a folder"),
         ("tfds/mnist", "unknown data 'tfds/mnist'; accepted: digits, a folder"),
         (tmp_path / "nowhere", "unknown data"),
-        (tmp_path / "empty.tar", "is not a .tar file with one folder of pictures for each class"),
+        (tmp_path / "empty.tar", "is not a .tar file with one folder of images for each class"),
         (tmp_path / "damaged.tar", "is not a .tar file with one folder"),
         (tmp_path / "one.tar", "at least two classes"),
         ("torch/mnist", "needs the folder of its files: torch/mnist@FOLDER"),
@@ -320,7 +320,7 @@ def many(folder, tmp_path):
         (f"hfds/no/such-set@{cache}", "datasets cannot open 'no/such-set'"),
         (f"hfds/{only}@{cache}", r"has no split to train on: it has extra; accepted names: train, training"),
         (f"hfids/{only}@{cache}", r"has no split to train on: it has extra"),
-        (f"hfds/{tmp_path / 'text'}@{cache}", "needs a column of pictures and one of classes; it has sentence, label"),
+        (f"hfds/{tmp_path / 'text'}@{cache}", "needs a column of images and one of classes; it has sentence, label"),
     ]
 
 
@@ -334,12 +334,12 @@ def test_bad_sources_are_refused_in_one_sentence(folder, tmp_path):
 def test_streams_say_what_they_lack(shards, tmp_path):
     write_hub_set(tmp_path, {"train": samples("val"), "test": samples("val")}, columns=("image", "label"))
     spec = f"hfids/{tmp_path}@{tmp_path / 'cache'}"
-    with pytest.raises(ValueError, match="does not say how many pictures train has: open it as hfds/"):
+    with pytest.raises(ValueError, match="does not say how many images train has: open it as hfds/"):
         load_images(spec)
     assert same_pictures(read(load_images(spec, val_share=1).val), samples("val"))  # enough to evaluate
     command = ["train", "--model", "test_vit", "--recipe", "digits", "--data", f"wds/x@{shards}", "--workers", 5]
     result = sot(*command, "--out", tmp_path / "run")
-    assert result.returncode == 2 and "the data comes in 4 shards, too few for 1 processes × 5 workers" in result.stderr
+    assert result.returncode == 2 and "the data has 4 shards, too few for 1 processes × 5 workers" in result.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -362,5 +362,5 @@ def test_formats_that_would_start_a_program_are_not_opened(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.eps")
     (tmp_path / "a.eps").rename(tmp_path / "a.png")
     for read in (open_upload, lambda file: Pictures([(file, 0)])[0]):
-        with pytest.raises(ValueError, match="no picture that can be read"):
+        with pytest.raises(ValueError, match="no image that can be read"):
             read(tmp_path / "a.png")

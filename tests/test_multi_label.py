@@ -210,7 +210,7 @@ def test_the_page_shows_such_a_model(text_run):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pictures")
+    folder = tmp_path_factory.mktemp("images")
     kinds = [((0, 0, 0), ""), ((255, 0, 0), "red"), ((0, 0, 255), "blue"), ((255, 0, 255), "red;blue")]
     lines = []
     for number, (colour, tags) in enumerate(kinds * 10):
@@ -245,11 +245,11 @@ def test_what_cannot_have_several_labels_is_refused(pictures, texts, stand_ins, 
     train = ["train", "--model", "sot_7", "--data", pictures / "tags.csv", "--label", "tags", "--multi-label"]
     tune = ["finetune", "--model", stand_ins["google-bert/bert-base-uncased"], "--data", texts, "--dev", texts]
     for command, message in (
-        ([*train, "--recipe", "demo", "--set", "mixup=0.8"], "mixup and cutmix mix pictures of one class each"),
+        ([*train, "--recipe", "demo", "--set", "mixup=0.8"], "mixup and cutmix mix images of one class each"),
         ([*train, "--recipe", "demo", "--head", "fusion=late"], "fusion 'late' adds softmax scores of classes"),
         (
             ["train", "--model", "sot_7", "--data", "digits", "--multi-label"],
-            "digits is no table of pictures: leave out",
+            "digits is no table of images: leave out",
         ),
         ([*tune, "--multi-label", "--regression"], "--regression and --multi-label exclude each other"),
         ([*tune, "--label", "a,b", "--separator", ";"], "divides the cells of one column, got --label a,b"),

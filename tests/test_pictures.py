@@ -1,4 +1,4 @@
-"""How a picture is opened: turned as its EXIF says, 16 bits scaled, and what is refused."""
+"""How an image is opened: turned as its EXIF says, 16 bits scaled, and what is refused."""
 
 import io
 
@@ -58,20 +58,20 @@ def test_sixteen_bits_become_eight(kind, dtype):
     ],
 )
 def test_pixels_of_no_known_range_are_refused(values, message):
-    with pytest.raises(ValueError, match=f"^cannot read the picture: {message}"):
+    with pytest.raises(ValueError, match=f"^cannot read the image: {message}"):
         open_picture(stored(Image.fromarray(values), "TIFF"))
 
 
 def test_what_is_no_picture_is_refused_by_name(tmp_path):
     for name, content, message in (
-        ("a.png", b"nothing", "^cannot read a.png: it is no picture that can be read$"),
+        ("a.png", b"nothing", "^cannot read a.png: it is no image that can be read$"),
         ("b.png", stored(Image.new("RGB", (200, 200))).read()[:80], "^cannot read b.png: "),
     ):
         (tmp_path / name).write_bytes(content)
         for source in (tmp_path / name, str(tmp_path / name)):
             with pytest.raises(ValueError, match=message):
                 open_picture(source)
-    with pytest.raises(FileNotFoundError, match=r"no such picture: .*c\.png"):
+    with pytest.raises(FileNotFoundError, match=r"no such image: .*c\.png"):
         open_picture(tmp_path / "c.png")
     with pytest.raises(ValueError, match="it has 30×20 pixels, and at most 500 are accepted"):
         open_picture(stored(Image.new("RGB", (30, 20))), max_pixels=500)

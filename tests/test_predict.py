@@ -23,7 +23,7 @@ CLASSES = ["cat", "dog", "bird"]
 
 @pytest.fixture(scope="module")
 def place(stand_ins, tmp_path_factory):
-    """Models of pictures, of texts of at most 8 tokens, and of numbers; pictures in a folder."""
+    """Models of images, of texts of at most 8 tokens, and of numbers; images in a folder."""
     root = tmp_path_factory.mktemp("predict")
     arguments = {"pretrained": False, "model_args": {"img_size": SIZE}}
     package.equip("test_vit", labels=CLASSES, head=HEAD, **arguments).save_pretrained(root / "image")
@@ -36,7 +36,7 @@ def place(stand_ins, tmp_path_factory):
     for name in ("b.png", "a.jpg", "deep/er/c.PNG", ".hidden/d.png", ".e.png"):
         (root / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(draw.integers(0, 255, (40, 40, 3), dtype=np.uint8)).save(root / "photos" / name)
-    (root / "photos" / "notes.txt").write_text("no picture")
+    (root / "photos" / "notes.txt").write_text("no image")
     (root / "texts.csv").write_text("id;text;other\n1;the cat;sleeps\n2;cats, cats;sleep\n3;sleep;the\n")
     return root
 
@@ -66,7 +66,7 @@ def test_a_folder_stands_for_all_pictures_in_it(place, tmp_path):
     assert [row["source"] for row in found] == [*expected, expected[1]] and found[1] == found[3]
     assert all(len(row["classes"]) == 2 for row in found)
     (tmp_path / "empty").mkdir()
-    assert f"{tmp_path / 'empty'} holds no pictures" in run(place / "image", tmp_path / "empty", code=2).stderr
+    assert f"{tmp_path / 'empty'} holds no images" in run(place / "image", tmp_path / "empty", code=2).stderr
 
 
 def test_a_table_comes_back_with_scores_beside_its_columns(place, tmp_path):
@@ -143,7 +143,7 @@ def test_inputs_are_read_as_they_are_needed(place):
 def test_a_long_text_is_short_in_the_table_and_its_cut_is_told(place, tmp_path):
     result = run(place / "text", "--text", "the cat " * 20_000, "--text", "cat")
     assert len(result.stdout) < 2000 and "…" in result.stdout
-    assert "1 text was longer than the 8 tokens that the model reads, and cut there." in result.stderr
+    assert "Cut 1 text at 8 tokens, the model's limit." in result.stderr
     assert [row["cut"] for row in lines(place / "text", "--text", "cat " * 9, "--text", "cat")] == [True, False]
     whole = run(place / "text", "--text", "the cat sleeps")
     assert "the cat sleeps" in whole.stdout and not whole.stderr
@@ -166,8 +166,8 @@ def test_a_text_that_just_fits_is_not_cut(place):
     [
         (["text", "--data", "photos"], "photos is a folder, and a table is a file: .csv, .tsv, .txt, .jsonl"),
         (["text", "photos/a.jpg"], "text is a model for texts: give --text"),
-        (["image", "--data", "photos"], "image is a model for pictures, and --data is a table of texts: give the fold"),
-        (["image", "--data", "texts.csv"], "image is a model for pictures, and --data is a table of texts"),
+        (["image", "--data", "photos"], "image is a model for images, and --data is a table of texts: give the fold"),
+        (["image", "--data", "texts.csv"], "image is a model for images, and --data is a table of texts"),
         (["image", "photos", "--output", "o.xls"], "--output must end in .csv, .tsv or .jsonl, got o.xls"),
         (["image", "photos", "--output", "o.csv", "--json"], "--output writes a file: leave out --json"),
         (["image", "photos", "--output", "no/o.csv"], "cannot write no/o.csv: there is no folder no"),

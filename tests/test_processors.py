@@ -21,7 +21,7 @@ DAMAGES = {
 
 @pytest.fixture(scope="module")
 def models(stand_ins, tmp_path_factory):
-    """A backbone of pictures and one of texts, as Hugging Face saves them, and both with a head, as sot does."""
+    """A backbone of images and one of texts, as Hugging Face saves them, and both with a head, as sot does."""
     root = tmp_path_factory.mktemp("processors")
     ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(root / "vit")
     ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(root / "vit")

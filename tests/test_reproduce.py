@@ -285,7 +285,7 @@ def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):
         "--dry-run",
     )
     assert result.returncode == 0, result.stderr
-    assert re.search(r"none +│ pictures │ +2 │ +12 │", result.stdout) and not (tmp_path / "o").exists()
+    assert re.search(r"none +│ images │ +2 │ +12 │", result.stdout) and not (tmp_path / "o").exists()
     _, units = units_of("4d", "1", 1)
     cost = estimate_work(units[0], Where("digits"))
     assert cost.steps == 6 and cost.hours > 0
@@ -296,13 +296,13 @@ def test_dry_run_says_steps_and_hours_and_trains_nothing(tmp_path):
 def test_dry_run_counts_the_seeds_that_are_missing(finished):
     options = ("--preset", "cpu", "--data", "digits", "--rows", 1, "--seeds", 3, *TINY, "--out", finished[0])
     result = sot("reproduce", "1", *options, "--dry-run")
-    assert re.search(r"ClassT +│ pictures │ +1 │ +6 │", result.stdout), result.stdout + result.stderr
+    assert re.search(r"ClassT +│ images │ +1 │ +6 │", result.stdout), result.stdout + result.stderr
 
 
 def test_dry_run_of_the_paper_needs_no_data():
     result = sot("reproduce", "4d", "--rows", "6", "--seeds", 1, "--dry-run", "--set", "model_args={embed: naive}")
     assert result.returncode == 0, result.stderr
-    assert re.search(r"svPN exact +│ pictures │ +1 │ +388,120 │", result.stdout), (
+    assert re.search(r"svPN exact +│ images │ +1 │ +388,120 │", result.stdout), (
         result.stdout
     )  # 310 × ⌈1,281,167 / 1,024⌉
 
@@ -350,7 +350,7 @@ def test_texts_too(texts, tmp_path, stand_ins):
     [
         (["9z"], "unknown table '9z'; accepted: 1, 3a"),
         (["3b", "--preset", "gpu"], "unknown preset 'gpu'; accepted: paper, cpu"),
-        (["3b"], "pictures are needed: give --data"),
+        (["3b"], "images are needed: give --data"),
         (["3b", "--data", "imagenet"], "unknown data 'imagenet'"),
         (["3b", "--data", "digits", "--rows", "99"], "table 3b has rows 1 to 15, got '99'"),
         (["3b", "--data", "digits", "--set", "epoch=3"], "unknown recipe key 'epoch'"),

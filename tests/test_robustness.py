@@ -1,4 +1,4 @@
-"""Accuracy on corrupted pictures."""
+"""Accuracy on corrupted images."""
 
 import json
 
@@ -13,7 +13,7 @@ from sot.evaluation.robustness import Corrupted, corruption, corruption_names, e
 
 @pytest.fixture(scope="module")
 def shades(tmp_path_factory):
-    """Dark and light pictures: brightness tells the classes apart, and corrupting it does not."""
+    """Dark and light images: brightness tells the classes apart, and corrupting it does not."""
     folder = tmp_path_factory.mktemp("shades")
     draw = np.random.default_rng(0)
     for split, count in (("train", 24), ("val", 12)):

@@ -268,7 +268,7 @@ def test_of_three_scores_one_is_held_out_and_its_loss_decides(bert, tmp_path):
 
 
 def test_a_tar_file_that_changes_makes_another_cache(tmp_path, monkeypatch):
-    """Also where its pictures lie unpacked in the working directory, under the names they have in it."""
+    """Also where its images lie unpacked in the working directory, under the names they have in it."""
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

@@ -57,8 +57,8 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    """Three classes of coloured noise: 48 pictures to train on, 12 to validate on."""
-    root, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    """Three classes of coloured noise: 48 images to train on, 12 to validate on."""
+    root, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for split, count in (("train", 16), ("val", 4)):
         for number, name in enumerate(("red", "green", "blue")):
             (root / split / name).mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_evaluate_agrees_with_predict_and_says_among_which_classes(pictures, fin
     scores = json.loads(result.stdout)
     assert scores["note"] == "among all 3 classes" and picture.is_file()
     files = sorted((pictures / "val").rglob("*.png"))
-    (tmp_path / "broken.png").write_bytes(b"not a picture")
+    (tmp_path / "broken.png").write_bytes(b"not an image")
     result = sot("predict", finished, *files, tmp_path / "broken.png", "--json", "--batch-size", "5")
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert result.returncode == 2 and "1 of 13 inputs could not be read" in result.stderr
@@ -217,7 +217,7 @@ def test_conventional_head_and_models_without_class_token(pictures, tmp_path):
         (["--model", "no_such_net"], "unknown model 'no_such_net'"),
         (["--recipe", "bert"], "recipe bert is for text"),
         (["--data", ""], "unknown data ''; accepted: digits, a folder"),
-        (["--set", "model_args={in_chans: 1}"], "in_chans of model_args must be 3, as pictures are read in RGB, got 1"),
+        (["--set", "model_args={in_chans: 1}"], "in_chans of model_args must be 3, as images are read in RGB, got 1"),
         (["--set", "model_args={num_classes: 7}"], "model_args cannot set num_classes: the data"),
         (["--set", "batch_size=0"], "batch_size must be at least 1"),
         (["--logger", "paper"], "--logger must be tensorboard"),
@@ -234,7 +234,7 @@ def test_mistakes_end_before_any_training(change, message, tmp_path):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"batch_size": 15}, "mix pairs of pictures: a share of 15 must be even"),
+        ({"batch_size": 15}, "mix pairs of images: a share of 15 must be even"),
         ({"batch_size": 64}, "batch_size must be at most 48, got 64"),
         ({"batch_size": 16, "train_samples": 49}, "there are 48 samples to draw from, fewer than 49"),
     ],
@@ -282,7 +282,7 @@ def test_an_existing_run_is_refused_and_another_model_cannot_resume_it(pictures,
 
 def test_folders_of_pictures_that_cannot_be_used(tmp_path):
     (tmp_path / "one" / "a").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds no pictures"):
+    with pytest.raises(ValueError, match="holds no images"):
         load_images(str(tmp_path / "one"))
     Image.new("RGB", (8, 8)).save(tmp_path / "one" / "a" / "x.png")
     with pytest.raises(ValueError, match="at least two classes"):
@@ -311,7 +311,7 @@ def test_unreadable_pictures_are_named_and_more_than_half_ends_the_run(caplog):
     good = ImageSet(Source({7}), lambda image: torch.zeros(3, 4, 4))
     assert [good[i]["labels"] for i in (6, 7, 8)] == [0, 0, 0] and "number 7" in caplog.text
     bad = ImageSet(Source({*range(76)}), lambda image: torch.zeros(3, 4, 4))
-    with pytest.raises(ValueError, match=r"76 of 150 pictures cannot be read, more than half: number 0, number 1"):
+    with pytest.raises(ValueError, match=r"76 of 150 images cannot be read, more than half: number 0, number 1"):
         bad[0]
 
 

@@ -66,7 +66,7 @@ def test_mistakes_are_told_before_training(trained, tmp_path):
     audio = audio_folder("sew", tmp_path / "sew")
     for arguments, said in (
         (("train", "--model", "test_vit", "--data", folder, "--out", out), "is a timm model"),
-        (("train", "--model", audio, "--data", "digits", "--out", out), "model of pictures|audio"),
+        (("train", "--model", audio, "--data", "digits", "--out", out), "model of images|audio"),
         (("train", "--model", audio, "--data", "tones", "--out", out, "--recipe", "digits"), "is for images"),
         (
             ("train", "--model", audio, "--data", "tones", "--out", out, "--set", "seconds=0"),

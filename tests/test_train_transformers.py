@@ -126,7 +126,7 @@ def test_the_conventional_head_is_the_average_where_there_is_no_class_token(tmp_
 def test_the_size_of_pictures_is_the_processors_unless_the_user_sets_it(tmp_path):
     ViTModel(ViTConfig(**SMALL, image_size=16, patch_size=8)).save_pretrained(tmp_path / "vit")
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "vit")
-    for recipe in ("digits", "sot_tiny"):  # for pictures of 32 and of 224 pixels
+    for recipe in ("digits", "sot_tiny"):  # for images of 32 and of 224 pixels
         few = ["--set", "drop_path=0", "--set", "cooldown_epochs=0"]
         train(tmp_path / "vit", tmp_path / recipe, "--recipe", recipe, *few, epochs=1)
         assert load_recipe(str(tmp_path / recipe / "recipe.yaml")).img_size is None
@@ -135,7 +135,7 @@ def test_the_size_of_pictures_is_the_processors_unless_the_user_sets_it(tmp_path
     for options in (["--set", "img_size=32"], ["--recipe", tmp_path / "mine.yaml"]):
         command = ["train", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "run", *options]
         result = sot(*command)
-        message = f"img_size must be null, as {tmp_path / 'vit'} reads pictures of 16×16 pixels, got 32"
+        message = f"img_size must be null, as {tmp_path / 'vit'} reads images of 16×16 pixels, got 32"
         assert result.returncode == 2 and message in result.stderr, result.stderr
     assert not (tmp_path / "run").exists()
 
@@ -149,7 +149,7 @@ def test_a_recipe_sizes_the_pictures_of_timm_models(tmp_path):
 
 def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
     for settings, message in (
-        ({"img_size": 64}, "img_size must be null, as .* reads pictures of 32×32 pixels, got 64"),
+        ({"img_size": 64}, "img_size must be null, as .* reads images of 32×32 pixels, got 64"),
         ({"drop_path": 0.1}, "drop_path is for timm models, and .* is none, got drop_path=0.1"),
         ({"embed": "densenet"}, "embed is for timm models"),
         ({"model_args": {"depth": 3}}, "model_args is for timm models"),
@@ -157,7 +157,7 @@ def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
         with pytest.raises(ValueError, match=message):
             build(vit, **settings)
     BertModel(BertConfig(**SMALL, vocab_size=10)).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match="is no model of pictures: fine-tune it on texts with sot finetune"):
+    with pytest.raises(ValueError, match="is no model of images: fine-tune it on texts with sot finetune"):
         build(tmp_path / "bert")
     ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="has no image processor beside it"):
@@ -180,14 +180,14 @@ def test_what_a_model_of_hugging_face_cannot_do_is_refused(vit, tmp_path):
         (
             BitImageProcessor(size={"shortest_edge": 32}, do_center_crop=False),
             {},
-            "gives pictures various sizes: it needs",
+            "gives images various sizes: it needs",
         ),
         (
             ViTImageProcessor(size={"height": 48, "width": 48}),
             {},
-            r"cannot read pictures of \(3, 48, 48\), which its im",
+            r"cannot read images of \(3, 48, 48\), which its im",
         ),
-        (ViTImageProcessor(size={"height": 32, "width": 32}), {"num_channels": 1}, "cannot read pictures of"),
+        (ViTImageProcessor(size={"height": 32, "width": 32}), {"num_channels": 1}, "cannot read images of"),
     ],
 )
 def test_processors_that_do_not_fit_are_refused_before_there_is_a_run(processor, model, message, tmp_path):
@@ -203,4 +203,4 @@ def test_probing_refuses_pictures_of_various_sizes(tmp_path):
     ViTModel(ViTConfig(**SMALL, image_size=32, patch_size=8)).save_pretrained(tmp_path / "vit")
     BitImageProcessor(size={"shortest_edge": 32}, do_center_crop=False).save_pretrained(tmp_path / "vit")
     result = sot("probe", "--model", tmp_path / "vit", "--data", "digits", "--out", tmp_path / "out")
-    assert result.returncode == 2 and "gives pictures various sizes: it needs a crop_size" in result.stderr
+    assert result.returncode == 2 and "gives images various sizes: it needs a crop_size" in result.stderr

@@ -125,7 +125,7 @@ def test_of_every_class_a_share_is_held_out():
     counts = np.bincount([labels[i] for i in held])
     assert counts.tolist() == [16, 3, 1]
     assert stratified(labels, 0.2, seed=0)[1] == held != stratified(labels, 0.2, seed=1)[1]
-    with pytest.raises(ValueError, match="too few to hold out"):
+    with pytest.raises(ValueError, match="too few samples to hold out"):
         stratified([0], 0.2, 0)
 
 

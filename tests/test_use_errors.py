@@ -35,7 +35,7 @@ def picture_model(folder, labels):
 
 @pytest.fixture(scope="module")
 def place(stand_ins, tmp_path_factory):
-    """Models of pictures, of texts and of numbers, and a picture."""
+    """Models of images, of texts and of numbers, and an image."""
     root = tmp_path_factory.mktemp("use")
     picture_model(root / "image", ["[bold]a[/b]", ":cat:", "c"])
     bert = stand_ins["google-bert/bert-base-uncased"]
@@ -192,12 +192,12 @@ def test_options_that_would_be_ignored_are_refused(place, monkeypatch):
         (["predict", text, "-", "x"], "leave out other inputs"),
         (["predict", text, "-", "--pair", "x"], "--pair is given once for each --text, and for no other input, got 1"),
         (["predict", text, "--text", "x", "--pair", "y", "--pair", "z"], "--pair is given once for each --text"),
-        (["predict", image, "--text", "x"], "is a model for pictures: leave out --text"),
+        (["predict", image, "--text", "x"], "is a model for images: leave out --text"),
         (["predict", text, place / "x.png"], "text is a model for texts: give --text, or - for one a line, not"),
         (["evaluate", image, "--data", "digits", "--confusion", "c.jpg"], "--confusion must end in .png, got c.jpg"),
         (["predict", text, "--text", "bad \udcff"], r"the text 'bad \udcff' is not valid UTF-8"),
         (["explain", text, "--text", "bad \udcff", "--out", place / "o"], r"the text 'bad \udcff' is not valid UTF-8"),
-        (["evaluate", image, "--task", "cola"], "image is a model for pictures: leave out --task"),
+        (["evaluate", image, "--task", "cola"], "image is a model for images: leave out --task"),
         (["evaluate", image, "--text", "a", "--pair", "b"], "leave out --text and --pair"),
         (["evaluate", text, "--samples", "3"], "text is a model for texts: leave out --samples"),
         (["evaluate", text, "--all-classes", "--corruptions", "all"], "leave out --all-classes and --corruptions"),
@@ -212,19 +212,22 @@ def test_options_that_would_be_ignored_are_refused(place, monkeypatch):
 @pytest.mark.parametrize(
     "words, says",
     [
-        (["evaluate", "text", "--data", "pictures"], "text is a model for texts: give --data a table of them, and pic"),
-        (["evaluate", "image", "--data", "a.csv"], "image is a model for pictures, and a.csv is a table of texts"),
-        (["evaluate", "image", "--data", "a.csv", "--encoding", "x"], "a model for pictures: leave out --encoding"),
+        (
+            ["evaluate", "text", "--data", "images"],
+            "text is a model for texts: give --data a table of them, and im",
+        ),
+        (["evaluate", "image", "--data", "a.csv"], "image is a model for images, and a.csv is a table of texts"),
+        (["evaluate", "image", "--data", "a.csv", "--encoding", "x"], "a model for images: leave out --encoding"),
         (["evaluate", "image", "--data", "digits", "--confusion", "/proc/c.png"], "cannot write in /proc: "),
         (["evaluate", "text", "--data", "none.csv"], "no such file: none.csv"),
         (["export", "image", "--out", "/proc/model.onnx"], "cannot write in /proc: "),
-        (["export", "pictures"], "pictures is not a model: it has no config.json"),
+        (["export", "images"], "images is not a model: it has no config.json"),
         (["explain", "image", "x.png", "--out", "/proc/maps"], "cannot write in /proc: "),
-        (["explain", "text", "x.png", "--out", "o"], "text is a model for texts: give --text, not pictures"),
+        (["explain", "text", "x.png", "--out", "o"], "text is a model for texts: give --text, not images"),
     ],
 )
 def test_mistakes_in_arguments_are_found_before_torch_is_loaded(words, says, place, monkeypatch):
-    (place / "pictures" / "cat").mkdir(parents=True, exist_ok=True)
+    (place / "images" / "cat").mkdir(parents=True, exist_ok=True)
     (place / "a.csv").write_text("sentence,label\na,no\n")
     for name in ("sot.evaluation.evaluate", "sot.evaluation.export", "sot.explain", "sot.models.folder"):
         monkeypatch.setitem(sys.modules, name, None)  # importing one of these would now fail
@@ -302,7 +305,7 @@ def test_every_picture_has_figures_of_its_own(place, tmp_path):
     paths = [tmp_path / name for name in ("a/p.png", "b/P.png", "1-p.png", "columns.png")]
     assert _file_names(paths) == ["1-p", "2-P", "3-1-p", "4-columns"]
     shutil.copy(place / "x.png", tmp_path / "x.png")
-    says = "would replace the picture x.png: choose another --out"
+    says = "would replace the image x.png: choose another --out"
     refused("explain", place / "image", "x.png", "--out", ".", says=says, cwd=tmp_path)
     assert (tmp_path / "x.png").read_bytes() == (place / "x.png").read_bytes()
 
@@ -339,7 +342,7 @@ def test_a_picture_that_cannot_be_read_is_not_scored(tmp_path, monkeypatch):
     for name in ("a/1.png", "a/2.png", "b/1.png"):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (SIZE, SIZE)).save(tmp_path / "data" / name)
-    (tmp_path / "data" / "a" / "2.png").write_text("no picture")
+    (tmp_path / "data" / "a" / "2.png").write_text("no image")
     result = sot("evaluate", folder, "--data", tmp_path / "data", "--json")
     assert result.returncode == 0, result.stderr
     assert [samples for _, samples, *_ in json.loads(result.stdout)["classes"]] == [1, 1]

@@ -39,7 +39,7 @@ class NoClassTokenError(ValueError):
 
 
 class PictureError(ValueError):
-    """A picture cannot be read, for a `reason`."""
+    """An image cannot be read, for a `reason`."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)

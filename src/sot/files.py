@@ -116,6 +116,12 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
+def counted(number: int, nouns: str) -> str:
+    """A number with its noun, given in the plural: 1 image, 3 classes."""
+    one = nouns.removesuffix("es") if nouns.endswith("sses") else nouns.removesuffix("s")
+    return f"{number:,} {one if number == 1 else nouns}"
+
+
 def visible(text: str) -> str:
     """A text with its control characters, which a terminal would obey, and its other halves of none, as escapes."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

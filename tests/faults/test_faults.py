@@ -94,15 +94,15 @@ class Command:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Pictures, a run that nothing happened to, and how long it took."""
+    """Images, a run that nothing happened to, and how long it took."""
     root, draw = tmp_path_factory.mktemp("faults"), np.random.default_rng(0)
     for split, count in (("train", 16), ("val", 4)):
         for number, name in enumerate(("red", "green", "blue")):
-            (root / "pictures" / split / name).mkdir(parents=True)
+            (root / "images" / split / name).mkdir(parents=True)
             for index in range(count):
                 noise = draw.integers(0, 80, (20, 24, 3), dtype=np.uint8)
                 noise[..., number] += 120
-                Image.fromarray(noise).save(root / "pictures" / split / name / f"{index}.png")
+                Image.fromarray(noise).save(root / "images" / split / name / f"{index}.png")
     began = time.monotonic()
     ended = Command(*train(root, root / "whole"), log=root / "log").ended()
     assert ended.code == 0, ended.said
@@ -112,7 +112,7 @@ def place(tmp_path_factory):
 
 def train(root, out, *more, seed=42, logger="none"):
     settings = [part for setting in (*RECIPE, f"seed={seed}") for part in ("--set", setting)]
-    command = ["train", "--model", "test_vit", "--data", root / "pictures", "--out", out, "--logger", logger]
+    command = ["train", "--model", "test_vit", "--data", root / "images", "--out", out, "--logger", logger]
     return [*command, "--recipe", "scratch", *settings, *more]
 
 
@@ -224,7 +224,7 @@ def damage(draw, file):
 def test_damage_is_refused_or_mended(place):
     root, _ = place
     tally, out = TALLIES["damage"], root / "damaged"
-    picture = next((root / "pictures").rglob("*.png"))
+    picture = next((root / "images").rglob("*.png"))
     for draw in turns("damage"):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(root / "whole", out)
@@ -232,7 +232,7 @@ def test_damage_is_refused_or_mended(place):
         how = damage(draw, file)
         commands = {
             "predict": ("predict", out, picture),
-            "evaluate": ("evaluate", out, "--data", root / "pictures"),
+            "evaluate": ("evaluate", out, "--data", root / "images"),
             "resume": train(root, out, "--resume"),
         }
         for name, command in commands.items():

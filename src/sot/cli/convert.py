@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from sot.cli.options import console
+from sot.files import counted
 
 Fusions = Literal["sum", "concat", "aggr_all", "late", "class", "word"]  # as `Fusion` has them, without torch
 
@@ -30,7 +31,7 @@ def convert(
     for theirs, reason in result.unused.items():
         table.add_row(theirs, f"not used: {reason}", style="yellow")
     console.print(table)
-    console.print(f"{len(result.used)} keys used, {len(result.unused)} not used.")
+    console.print(f"{counted(len(result.used), 'keys')} used, {len(result.unused)} not used.")
     model = load_converted(result.state, fusion)
     write_weights(model, target)
     console.print(f"Wrote {target} for {model.default_cfg['architecture']}.", soft_wrap=True)

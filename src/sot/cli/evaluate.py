@@ -52,10 +52,10 @@ def evaluate(
     all_classes: Annotated[
         bool, typer.Option(help="Let the model choose among classes the data does not have.")
     ] = False,
-    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG picture.")] = None,
-    samples: Annotated[int, typer.Option(help="Score only so many pictures, drawn once; 0 is all.", min=0)] = 0,
+    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG image.")] = None,
+    samples: Annotated[int, typer.Option(help="Score only so many images, drawn once; 0 is all.", min=0)] = 0,
     corruptions: Annotated[
-        str | None, typer.Option(help="Corrupt pictures: common, all, noise, blur, weather, digital, or names.")
+        str | None, typer.Option(help="Corrupt images: common, all, noise, blur, weather, digital, or names.")
     ] = None,
     severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = SEVERITIES,
     batch_size: BatchOption = 64,
@@ -67,7 +67,7 @@ def evaluate(
     several = folder_config(folder).get("problem_type") == "multi_label_classification"
     refuse(f"{folder} has one class for each input", {"--separator": separator is not None and not several})
     modality = folder_modality(folder)
-    reads_texts, kind = modality == "text", "sounds" if modality == "audio" else "pictures"
+    reads_texts, kind = modality == "text", "sounds" if modality == "audio" else "images"
     texts_only = {"--task": task is not None, "--text": text != "sentence", "--pair": pair is not None}
     texts_only |= {"--encoding": encoding is not None}
     pictures_only = {"--samples": samples > 0, "--all-classes": all_classes, "--corruptions": corruptions is not None}
@@ -78,7 +78,7 @@ def evaluate(
         refuse(f"{folder} is a model for {kind}", texts_only | sounds)
     if corruptions is not None:
         unfit = {"--confusion": confusion is not None, "--all-classes": all_classes, "--corruptions": several}
-        refuse("--corruptions scores accuracy of one class a picture", unfit)
+        refuse("--corruptions scores accuracy of one class an image", unfit)
         _evaluate_corrupted(folder, data, corruptions, severities, batch_size, samples, as_json)
         return
     refuse("there are no --corruptions", {"--severities": severities != SEVERITIES})
@@ -108,13 +108,13 @@ def _check_data(folder: Path, data: str | None, task: str | None, kind: str | No
 
     if kind is not None:
         if data is None:
-            raise ValueError(f"an {'image' if kind == 'pictures' else 'audio'} model needs --data to be evaluated on")
+            raise ValueError(f"an {'image' if kind == 'images' else 'audio'} model needs --data to be evaluated on")
         _check_kind(folder, kind, data)
         table = Path(data).suffix in SUFFIXES and Path(data).is_file()
         if table and not has_pictures(data):
-            raise ValueError(f"{folder} is a model for pictures, and {data} is a table of texts")
+            raise ValueError(f"{folder} is a model for images, and {data} is a table of texts")
         if several and not table:
-            raise ValueError(f"{folder} may see several classes in a picture: --data must be a table, got {data}")
+            raise ValueError(f"{folder} may see several classes in an image: --data must be a table, got {data}")
     elif task is None and data is not None and not data.startswith("hfds/"):
         place = Path(data)
         if place.is_dir() and not any(place.glob("*.tsv")) and not any(place.glob("*.txt")):

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from sot.explain import Explanation
 
 METHOD_HELP = (
-    "Pictures: gradcam, gradcam++, xgradcam, hirescam, layercam, elementwise, scorecam, ablationcam (of the grad-cam "
+    "Images: gradcam, gradcam++, xgradcam, hirescam, layercam, elementwise, scorecam, ablationcam (of the grad-cam "
     "library), relevance. Texts: relevance, gradient. Sounds: evidence, gradient. "
     "By default relevance, or hirescam where it is not available; evidence of sounds."
 )
-MAX_ROWS = 100  # pictures in columns.png
+MAX_ROWS = 100  # images in columns.png
 
 
 def explain(
     folder: Annotated[Path, typer.Argument(help="A trained model.")],
-    images: Annotated[list[Path] | None, typer.Argument(help="Pictures or sounds.")] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images or sounds.")] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Folder of the figures (.png), raw maps (.npz), pages (.html).")
     ] = ...,  # type: ignore[assignment]
@@ -35,9 +35,7 @@ def explain(
     method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(
-            help="The true class: one for all, or one for each picture; else the picture's folder, if a class."
-        ),
+        typer.Option(help="The true class: one for all, or one for each image; else the image's folder, if a class."),
     ] = None,
     target: Annotated[str | None, typer.Option(help="The class to explain; by default the one predicted.")] = None,
     class_model: Annotated[Path | None, typer.Option(help="A model of its own for the class token's column.")] = None,
@@ -48,7 +46,7 @@ def explain(
     from sot.saved import class_names, folder_modality
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}
-    kind = {"text": "texts", "audio": "sounds"}.get(folder_modality(folder), "pictures")
+    kind = {"text": "texts", "audio": "sounds"}.get(folder_modality(folder), "images")
     texts, sounds = kind == "texts", kind == "sounds"
     _check_inputs(folder, kind, images or [], text, pair)
     alone = {"--class-model": class_model is not None and sounds, "--word-model": word_model is not None and sounds}
@@ -66,7 +64,7 @@ def explain(
     if target is not None:
         class_index(names, target, "target")
     truths = _truths(label or [], images or [], names)
-    if kind == "pictures":
+    if kind == "images":
         _check_pictures(images or [], out)
     out.mkdir(parents=True, exist_ok=True)
     opened = {name: load_model(path) for name, path in folders.items() if path is not None}
@@ -87,7 +85,7 @@ def _check_inputs(folder: Path, kind: str, images: list[Path], text: str | None,
     check_unicode(text, pair)
     texts = kind == "texts"
     if texts and images:
-        raise ValueError(f"{folder} is a model for texts: give --text, not pictures")
+        raise ValueError(f"{folder} is a model for texts: give --text, not images")
     if texts and text is None:
         raise ValueError(f"{folder} is a model for texts: give --text")
     if not texts and (text is not None or pair is not None):
@@ -103,7 +101,7 @@ def _check_pictures(images: list[Path], out: Path) -> None:
     for path in images:
         open_upload(path)
         if path.resolve() in figures:
-            raise ValueError(f"a figure in {out} would replace the picture {path}: choose another --out")
+            raise ValueError(f"a figure in {out} would replace the image {path}: choose another --out")
 
 
 def _truths(given: list[str], images: list[Path], names: list[str]) -> list[str | None]:
@@ -114,7 +112,7 @@ def _truths(given: list[str], images: list[Path], names: list[str]) -> list[str 
         class_index(names, name, "label")
     count = max(1, len(images))
     if len(given) > 1 and len(given) != count:
-        raise ValueError(f"--label must be given once, or once for each of the {count} pictures, got {len(given)}")
+        raise ValueError(f"--label must be given once, or once for each of the {count} images, got {len(given)}")
     if given:
         return [*given] if len(given) == count else [given[0]] * count
     folders = [path.resolve().parent.name for path in images] or [""]
@@ -153,7 +151,7 @@ def _explain_images(
         write_atomically(out / "columns.png", as_png(columns_figure(found)))
     if as_json:
         return
-    table = Table("picture", "predicted", *(column.name for column in found[0].columns), "true")
+    table = Table("image", "predicted", *(column.name for column in found[0].columns), "true")
     for path, explanation in zip(images, found):
         name, score = explanation.predictions[0]
         cells = [column.predicted + mark(column) for column in explanation.columns]

@@ -75,8 +75,8 @@ def _show_training(names: list[str], as_json: bool) -> None:
 
     from sot.models.complexity import IMAGENET_PICTURES, measure_training
 
-    caption = "float32; an epoch has 1.28 million pictures; minutes on one device that sustains 10 Tera-MACs a second."
-    columns = ("state GB", "saved MB/picture", "GB at batch 128", "MACs G/picture", "MACs P/epoch", "min/epoch")
+    caption = "float32; an epoch has 1.28 million images; minutes on one device that sustains 10 Tera-MACs a second."
+    columns = ("state GB", "saved MB/image", "GB at batch 128", "MACs G/image", "MACs P/epoch", "min/epoch")
     table = rich_table(["model"], columns, caption=caption)
     for name in progress(names, "Counting"):
         model = timm.create_model(name)

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from sot.files import rich_table, visible
@@ -52,7 +53,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the 
 AccumulationOption = Annotated[int, typer.Option(help="Steps over which a batch is accumulated.", min=1)]
 LogOption = Annotated[str, typer.Option("--logger", help="tensorboard, wandb, all or none.")]
 RecipeOption = Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")]
-WorkersOption = Annotated[int, typer.Option(help="Processes that load pictures.", min=0)]
+WorkersOption = Annotated[int, typer.Option(help="Processes that load images.", min=0)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")]
 BatchOption = Annotated[int, typer.Option(help="Samples at a time.", min=1)]
@@ -136,12 +137,12 @@ def read_tags(label: str, multi_label: bool, separator: str | None) -> Tags | No
 
 
 def picture_columns(data: str, label: str, tags: Tags | None) -> Any:
-    """Where a table of pictures has their labels; None of data that is none."""
+    """Where a table of images has their labels; None of data that is none."""
     from sot.data.tags import PictureColumns, is_picture_table
 
     if is_picture_table(data):
         return PictureColumns(label, tags)
-    refuse(f"{data} is no table of pictures", {"--multi-label": tags is not None, "--label": label != "label"})
+    refuse(f"{data} is no table of images", {"--multi-label": tags is not None, "--label": label != "label"})
     return None
 
 
@@ -254,4 +255,10 @@ def print_scores(scores: dict[str, float], as_json: bool, title: str) -> None:
         typer.echo(json.dumps(scores))
         return
     rows = ((name.removeprefix("eval_"), f"{value:.4f}") for name, value in scores.items())
-    console.print(rich_table(["score"], ["value"], rows, title=Text(title)))
+    print_table(title, rich_table(["score"], ["value"], rows))
+
+
+def print_table(title: str, table: Table) -> None:
+    """A table under a line that says what it is of, however narrow the table is."""
+    console.print(plain(title), soft_wrap=True)
+    console.print(table)

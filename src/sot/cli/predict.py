@@ -1,4 +1,4 @@
-"""`sot predict`: classes of pictures and texts."""
+"""`sot predict`: classes of images and texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 from sot.cli.options import BatchOption, EncodingOption, JsonOption, console, errors, plain, progress, refuse
-from sot.files import check_output, written_atomically
+from sot.files import check_output, counted, written_atomically
 
 if TYPE_CHECKING:
     from sot.data.rows import Table as RowTable
@@ -46,7 +46,7 @@ def predict(
     folder: Annotated[Path, typer.Argument(help="A trained model, or a file that `sot export` made of one.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="Pictures, sounds and folders of them; or - for one path or text a line."),
+        typer.Argument(help="Images, sounds and folders of them; or - for one path or text a line."),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(help="A text; repeatable. With --data the column of the text.")
@@ -63,7 +63,7 @@ def predict(
     batch_size: BatchOption = 32,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify pictures, sounds or texts: one, many, folders of them, or a table."""
+    """Classify images, sounds or texts: one, many, folders of them, or a table."""
     given = _given(folder, inputs or [], text or [], pair or [], data, encoding)
     if output is not None:
         refuse("--output writes a file", {"--json": as_json})
@@ -76,12 +76,11 @@ def predict(
             done = _print(predictions, as_json)
         else:
             done = _write(output, predictions, given, top, config, limit)
-            console.print(f"{done.number} predictions in {output}", soft_wrap=True, highlight=False, markup=False)
+            console.print(plain(f"{counted(done.number, 'predictions')} in {output}"), soft_wrap=True)
     if done.cut and not as_json:
-        texts = "1 text was" if done.cut == 1 else f"{done.cut} texts were"
-        errors.print(f"{texts} longer than the {limit} tokens that the model reads, and cut there.", style="yellow")
+        errors.print(f"Cut {counted(done.cut, 'texts')} at {limit} tokens, the model's limit.", style="yellow")
     if done.failed:
-        raise ValueError(f"{done.failed} of {done.number} inputs could not be read")
+        raise ValueError(f"{done.failed} of {counted(done.number, 'inputs')} could not be read")
 
 
 # --- what is given -----------------------------------------------------------------------------------------
@@ -97,7 +96,7 @@ def _given(
 
     check_unicode(*text, *pair)
     modality = folder_modality(exported_folder(folder) if folder.suffix in EXPORTED else folder)
-    texts, kind = modality == "text", "sounds" if modality == "audio" else "pictures"
+    texts, kind = modality == "text", "sounds" if modality == "audio" else "images"
     if data is not None:
         return _of_table(folder, None if texts else kind, data, encoding, (inputs, text, pair))
     refuse("there is no --data", {"--encoding": encoding is not None})
@@ -152,7 +151,7 @@ def _lines() -> Iterator[str]:
 
 
 def _files(path: str, kind: str) -> list[str]:
-    """A file as it is, even if it is not there; of a folder all pictures or sounds in it, however deep."""
+    """A file as it is, even if it is not there; of a folder all images or sounds in it, however deep."""
     if not os.path.isdir(path):
         return [path]
     from sot.data.pictures import pictures_in

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Number of a table in the paper; without it, list all.")] = None,
     out: Annotated[
-        Path, typer.Option("--out", help="Folder of the results, the runs, the table and the picture.")
+        Path, typer.Option("--out", help="Folder of the results, the runs, the table and the figure.")
     ] = Path("reproduce"),
-    data: Annotated[str | None, typer.Option(help="Pictures, as in sot train.")] = None,
+    data: Annotated[str | None, typer.Option(help="Images, as in sot train.")] = None,
     texts: Annotated[
         Path | None, typer.Option(help="Folder with the folders of the text tasks; the hub's by default.")
     ] = None,
@@ -66,7 +66,7 @@ def reproduce(
         if is_first_process():
             write_report(chosen, found, out, subject(units, data))
     console.print(side_by_side_table(chosen, found))
-    console.print(f"As Markdown, CSV and picture: {out / f'table-{table}'}.*", soft_wrap=True)
+    console.print(f"As Markdown, CSV and figure: {out / f'table-{table}'}.*", soft_wrap=True)
 
 
 def _list(preset: str) -> None:
@@ -112,7 +112,7 @@ def _show_costs(units: list[Unit], store: Store, where: Where) -> None:
         figures = (times * cost.steps, times * cost.macs / 1e15, times * cost.hours)
         total = [before + figure for before, figure in zip(total, figures)]
         steps, macs, hours = figures
-        shown.add_row(unit.row.name, unit.task or "pictures", str(times), f"{steps:,}", f"{macs:.3g}", f"{hours:.3g}")
+        shown.add_row(unit.row.name, unit.task or "images", str(times), f"{steps:,}", f"{macs:.3g}", f"{hours:.3g}")
     shown.add_section()
     shown.add_row("all", "", str(len(missing)), f"{total[0]:,.0f}", f"{total[1]:.3g}", f"{total[2]:.3g}")
     console.print(shown)

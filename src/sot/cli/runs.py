@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.text import Text
 
-from sot.cli.options import console, print_scores
+from sot.cli.options import print_scores, print_table
 from sot.files import rich_table
 
 if TYPE_CHECKING:
@@ -99,5 +98,4 @@ def run(
     rows = [
         (name.removeprefix("eval_"), f"{row['mean']:.4f}", f"± {row['interval']:.4f}") for name, row in table.items()
     ]
-    heading = Text(f"{title}, {folds} folds, in {out}")
-    console.print(rich_table(["score"], ["mean", "95 % interval"], rows, title=heading))
+    print_table(f"{title}, {folds} folds, in {out}", rich_table(["score"], ["mean", "95 % CI"], rows))

@@ -69,7 +69,7 @@ def train(
     weights: WeightsOption = None,
     freeze: FreezeOption = False,
     lora: LoraOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse pictures or sounds that cannot be read.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse images or sounds that cannot be read.")] = False,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     workers: WorkersOption = 0,
@@ -105,7 +105,7 @@ def train(
 
 
 def _check_data(data: str) -> bool:
-    """Whether the data are sounds; what is neither that nor pictures is refused."""
+    """Whether the data are sounds; what is neither that nor images is refused."""
     from sot.data.spec import check_pictures, holds_sounds
 
     if holds_sounds(data):
@@ -127,7 +127,7 @@ def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weig
 
 
 def _own_size(model: str, recipe: str) -> list[str]:
-    """The package's recipes size pictures for timm models: of others it is the processor's, until a user sets it."""
+    """The package's recipes size images for timm models: of others it is the processor's, until a user sets it."""
     from sot.models.equip import is_timm
     from sot.training.recipe import recipe_names
 

@@ -31,12 +31,13 @@ from sot.cli.options import (
     errors,
     picture_columns,
     print_scores,
+    print_table,
     read_recipe,
     read_tags,
     refuse,
     text_data,
 )
-from sot.files import rich_table
+from sot.files import counted, rich_table
 
 if TYPE_CHECKING:
     from sot.training.tune import Outcome, Tuner
@@ -183,7 +184,7 @@ def _image_job(model: str, task: str | None, data: str | None, label: str, tags:
     from sot.training.tuning_jobs import image_job
 
     if task is not None or data is None:
-        raise ValueError("a recipe for images needs --data with pictures, and no --task")
+        raise ValueError("a recipe for images needs --data with images, and no --task")
     return image_job(model, data, columns=picture_columns(data, label, tags), **options)
 
 
@@ -225,10 +226,10 @@ def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> No
     done.sort(key=lambda row: row["value"], reverse=outcome.metric != "loss")
     names = [name for name in outcome.rows[0] if name not in hidden]
     cells = [[f"{row['value']:.4f}", *(str(row[name]) for name in names)] for row in done[:10]]
-    shown = f"{title}: the best of {len(outcome.rows)} trials on the held-out part"
-    console.print(rich_table([], [outcome.metric, *names], cells, title=shown))
+    shown = f"{title}: the best of {counted(len(outcome.rows), 'trials')} on the held-out part"
+    print_table(shown, rich_table([], [outcome.metric, *names], cells))
     if outcome.development is not None:
-        print_scores(outcome.development, False, f"the winner on the development set, in {out / 'best'}")
+        print_scores(outcome.development, False, f"The winner on the development set, in {out / 'best'}")
         console.print(
             f"All trials: {out / 'trials.csv'} and trials.png. Its recipe: {out / 'best.yaml'}", soft_wrap=True
         )

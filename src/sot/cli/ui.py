@@ -22,7 +22,7 @@ def ui(
     ] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Open a page on this machine: drop a picture or type a sentence, see what each branch looks at, compare models."""
+    """Open a page on this machine: drop an image or type a sentence, see what each branch looks at, compare models."""
     from sot.extras import need
     from sot.ui.models import check_folders, open_models, small_model, small_recipe
     from sot.ui.serve import LOOPBACK, check_address, serve

@@ -17,7 +17,7 @@ def hold_out_texts(data: TextData, share: float, seed: int) -> TextData:
 
 
 def hold_out_images(pictures: ImageData, share: float, seed: int) -> ImageData:
-    """The same of pictures."""
+    """The same of images."""
     if isinstance(pictures.train, Stream):
         raise ValueError("no part of a stream can be held out: accepted is data that comes in one piece")
     kept, held = stratified(class_numbers(pictures.train, decode=True) or [], share, seed)

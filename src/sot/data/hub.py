@@ -37,7 +37,7 @@ def load_splits(spec: str, streaming: bool = False) -> dict[str, Any]:
 
 
 class _Rows:
-    """Rows as `(picture, class number)`."""
+    """Rows as `(image, class number)`."""
 
     def __init__(self, dataset: Any, columns: tuple[str, str]) -> None:
         self.dataset, self.columns = dataset, columns
@@ -96,12 +96,12 @@ def hub_streams(spec: str, evaluate: bool) -> ImageData:
     streams = {name: HubStream(splits[name], name, columns) for name in (train, val) if name is not None}
     if train is not None and not streams[train].samples:
         stored = spec.replace("hfids/", "hfds/", 1)
-        raise ValueError(f"{spec} does not say how many pictures {train} has: open it as {stored}, which stores them")
+        raise ValueError(f"{spec} does not say how many images {train} has: open it as {stored}, which stores them")
     return ImageData(None if train is None else streams[train], streams[str(val)], labels)
 
 
 def _columns(spec: str, dataset: Any) -> tuple[tuple[str, str], list[str] | None]:
-    """The columns of pictures and classes, and the names of the classes if it has them."""
+    """The columns of images and classes, and the names of the classes if it has them."""
     import datasets
 
     features = dataset.features or {}
@@ -109,7 +109,7 @@ def _columns(spec: str, dataset: Any) -> tuple[tuple[str, str], list[str] | None
     named = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     if image is None or not (named or "label" in features):
         columns = ", ".join(features) or "none that are known"
-        raise ValueError(f"{spec} needs a column of pictures and one of classes; it has {columns}")
+        raise ValueError(f"{spec} needs a column of images and one of classes; it has {columns}")
     label = "label" if "label" in named or not named else named[0]
     if named:
         return (image, label), list(features[label].names)

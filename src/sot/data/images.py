@@ -1,7 +1,7 @@
 """Images with labels, as Trainer reads them.
 
-Every random choice for a picture is drawn from the seed, the epoch and the number of the picture alone, so that a run
-that is interrupted and resumed sees the same pictures whatever was drawn before.
+Every random choice for an image is drawn from the seed, the epoch and the number of the image alone, so that a run
+that is interrupted and resumed sees the same images whatever was drawn before.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from sot.data.spec import check_pictures
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns, is_picture_table
 from sot.errors import SettingError
+from sot.files import counted
 
 logger = logging.getLogger("sot")
 MAX_BAD_SHARE = 0.5
-QUICKLY_CHECKED = 20_000  # pictures whose first bytes are read in seconds
+QUICKLY_CHECKED = 20_000  # images whose first bytes are read in seconds
 LEFT_OUT = -100  # the label that torch's cross-entropy passes over
 
 
@@ -97,7 +98,7 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class _Transformed:
-    """Where pictures come from, and what becomes of each."""
+    """Where images come from, and what becomes of each."""
 
     def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
         self.source, self.transform, self.seed = source, transform, seed
@@ -108,7 +109,7 @@ class _Transformed:
         self.epoch = epoch
 
     def item(self, index: int, image: Image.Image, label: int) -> dict[str, Any]:
-        """What Trainer reads of a picture."""
+        """What Trainer reads of an image."""
         with seeded(self.seed, self.epoch, index):
             pixels = self.transform(image)
         return {
@@ -120,9 +121,9 @@ class _Transformed:
 
 
 class ImageSet(_Transformed, Dataset[dict[str, Any]]):
-    """What Trainer reads: transformed pictures; a picture that cannot be read is named and the next one served."""
+    """What Trainer reads: transformed images; an image that cannot be read is named and the next one served."""
 
-    noun = "Picture"
+    noun = "Image"
 
     def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
         super().__init__(source, transform, seed)
@@ -144,7 +145,7 @@ class ImageSet(_Transformed, Dataset[dict[str, Any]]):
                 position = (position + 1) % len(self.source)
 
     def load(self, position: int) -> tuple[Image.Image, int]:
-        """A picture and its label."""
+        """An image and its label."""
         item: tuple[Image.Image, int] = self.source[position]
         return item
 
@@ -159,11 +160,11 @@ class ImageSet(_Transformed, Dataset[dict[str, Any]]):
             raise ValueError(f"{len(self.bad)} of {count} {nouns} cannot be read, more than half: {names}")
 
 
-def without_unreadable(source: Any, strict: bool, read: Any = None, noun: str = "pictures") -> tuple[Any, list[str]]:
-    """A source without the pictures that cannot be read, and what is wrong with each of those.
+def without_unreadable(source: Any, strict: bool, read: Any = None, noun: str = "images") -> tuple[Any, list[str]]:
+    """A source without the images that cannot be read, and what is wrong with each of those.
 
-    Files are opened and not decoded, if they are not too many; `strict` decodes every picture and refuses bad ones.
-    Others than pictures have a `read` of their own, for both.
+    Files are opened and not decoded, if they are not too many; `strict` decodes every image and refuses bad ones.
+    Others than images have a `read` of their own, for both.
     """
     if isinstance(source, Stream) or not (strict or len(source) <= QUICKLY_CHECKED):
         return source, []
@@ -176,17 +177,17 @@ def without_unreadable(source: Any, strict: bool, read: Any = None, noun: str = 
                 source[index] if strict else check_file(file_name(source, index))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             found[index] = f"{file_name(source, index)}: {getattr(error, 'reason', error)}"
+    said = "; ".join([*found.values()][:5])
     if strict and found:
-        raise SettingError("{strict}: {} {} cannot be read: {}", len(found), noun, "; ".join([*found.values()][:5]))
+        raise SettingError("{strict}: {} cannot be read: {}", counted(len(found), noun), said)
     if len(found) > MAX_BAD_SHARE * len(source):
-        said = "; ".join([*found.values()][:5])
         raise ValueError(f"{len(found)} of {len(source)} {noun} cannot be read, more than half: {said}")
     good = [index for index in range(len(source)) if index not in found]
     return (Subset(source, good) if found else source), [*found.values()]
 
 
 class EvaluationSet(ImageSet):
-    """The same to evaluate on, where what comes in place of a picture must not count: its label is `LEFT_OUT`."""
+    """The same to evaluate on, where what comes in place of an image must not count: its label is `LEFT_OUT`."""
 
     def _read(self, index: int) -> tuple[Image.Image, int]:
         image, label = super()._read(index)
@@ -195,7 +196,7 @@ class EvaluationSet(ImageSet):
 
 
 class ImageStream(_Transformed, IterableDataset[dict[str, Any]]):
-    """The same from a stream, each picture once and as it comes, to evaluate on."""
+    """The same from a stream, each image once and as it comes, to evaluate on."""
 
     def _read(self) -> Iterator[tuple[Image.Image, int]]:
         return self.source.read(None, 0, 1)
@@ -237,11 +238,11 @@ class TrainingStream(ImageStream):
                 yield item
                 count += 1
             if count == 0:
-                raise ValueError("no picture of the data can be read")
+                raise ValueError("no image of the data can be read")
 
 
 def evaluation_set(source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> ImageSet | ImageStream:
-    """The pictures of a source, whatever kind it is, to evaluate on."""
+    """The images of a source, whatever kind it is, to evaluate on."""
     kind = ImageStream if isinstance(source, Stream) else EvaluationSet
     return kind(source, transform, seed)
 
@@ -255,15 +256,15 @@ def stack(items: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def processor_transform(processor: Any) -> Callable[[Image.Image], Tensor]:
-    """The image processor that is saved with a model, for one picture."""
+    """The image processor that is saved with a model, for one image."""
     return partial(_process, processor)  # which workers can be sent
 
 
 def check_processor(processor: Any, name: str) -> tuple[int, ...]:
-    """The shape in which an image processor gives every picture; one that gives various shapes is refused."""
+    """The shape in which an image processor gives every image; one that gives various shapes is refused."""
     shapes = [tuple(_process(processor, Image.new("RGB", size)).shape) for size in ((80, 60), (60, 80))]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"the image processor of {name} gives pictures various sizes: it needs a crop_size")
+        raise ValueError(f"the image processor of {name} gives images various sizes: it needs a crop_size")
     return shapes[0]
 
 

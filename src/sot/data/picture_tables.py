@@ -1,4 +1,4 @@
-"""Tables of pictures: a file and its label, or labels, in every row."""
+"""Tables of images: a file and its label, or labels, in every row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sot.errors import SettingError
 
 
 def picture_table(file: Path, columns: PictureColumns, split: Split, kind: type[Pictures] = Pictures) -> ImageData:
-    """The pictures, or other `kind`, of a table, whose files are named from its folder on.
+    """The images, or other `kind`, of a table, whose files are named from its folder on.
 
     A column `split` says which are to validate on; without it they are divided.
     """

@@ -1,4 +1,4 @@
-"""One way to open a picture, for training and prediction alike."""
+"""One way to open an image, for training and prediction alike."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MAX_RATIO = 200  # of the sides: the shorter is enlarged to the model's, and the
 
 
 def open_picture(source: str | Path | BinaryIO, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The picture in a file as `to_rgb` has it, or ValueError saying what is wrong; too large ones are not decoded."""
+    """The image in a file as `to_rgb` has it, or ValueError saying what is wrong; too large ones are not decoded."""
     return _open(source, max_pixels, to_rgb)
 
 
 def check_file(name: str) -> None:
-    """Raise as `open_picture` does for a file that is no picture, without decoding it; names of no files are passed."""
+    """Raise as `open_picture` does for a file that is no image, without decoding it; names of no files are passed."""
     if Path(name).is_file():
         _open(name, MAX_PIXELS, lambda picture: picture)
 
@@ -33,7 +33,7 @@ def check_file(name: str) -> None:
 def _open(source: str | Path | BinaryIO, max_pixels: int, read: Callable[[Image.Image], Image.Image]) -> Image.Image:
     file = Path(source) if isinstance(source, str | Path) else None
     if file is not None and not file.is_file():
-        raise FileNotFoundError(f"no such picture: {file}")
+        raise FileNotFoundError(f"no such image: {file}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's, of sizes below the limit and of damaged notes in the file
@@ -48,12 +48,12 @@ def _open(source: str | Path | BinaryIO, max_pixels: int, read: Callable[[Image.
                 return read(picture)
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "it is no picture that can be read" if unknown else one_line(error)
-        raise PictureError("the picture" if file is None else file.name, reason) from error
+        reason = "it is no image that can be read" if unknown else one_line(error)
+        raise PictureError("the image" if file is None else file.name, reason) from error
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The files in a folder that are called like pictures, however deep, in order; what is hidden is left out."""
+    """The files in a folder that are called like images, however deep, in order; what is hidden is left out."""
     suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
     places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
     shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
@@ -61,9 +61,9 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """A picture in RGB, turned as its EXIF says and with 16 bits scaled to 8, which Pillow alone would cut off."""
+    """An image in RGB, turned as its EXIF says and with 16 bits scaled to 8, which Pillow alone would cut off."""
     picture.load()
-    with suppress(Exception):  # damaged EXIF, which raises nearly anything: the picture is taken as it is
+    with suppress(Exception):  # damaged EXIF, which raises nearly anything: the image is taken as it is
         picture = ImageOps.exif_transpose(picture)
     if picture.mode == "F":
         raise ValueError("its pixels are floating-point numbers; accepted: whole numbers of 8 or 16 bits")

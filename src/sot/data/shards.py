@@ -1,4 +1,4 @@
-"""Pictures in tar shards (webdataset), read by timm."""
+"""Images in tar shards (webdataset), read by timm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pictures come from: scikit-learn's digits, folders, tar files, torchvision's sets."""
+"""Where images come from: scikit-learn's digits, folders, tar files, torchvision's sets."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from timm.utils.misc import natural_key
 
 from sot.data.pictures import FORMATS, open_picture, to_rgb
 from sot.data.splits import Split
+from sot.files import counted
 
 logger = logging.getLogger("sot")
 SPLITS = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test", "eval")}
@@ -29,9 +30,9 @@ PURPOSES = {"train": "train", "val": "validate"}
 
 @dataclass
 class ImageData:
-    """Pictures `(image, class number)` to train on and to validate on, and the names of the classes.
+    """Images `(image, class number)` to train on and to validate on, and the names of the classes.
 
-    Where a picture may have several classes, `multi_label`, it comes with a target for each instead of a number.
+    Where an image may have several classes, `multi_label`, it comes with a target for each instead of a number.
     """
 
     train: Sequence[tuple[Image.Image, int]] | Any
@@ -41,24 +42,24 @@ class ImageData:
 
 
 class Stream(ABC):
-    """Pictures that can only be read one after the other, from files (`shards`) that processes divide among them."""
+    """Images that can only be read one after the other, from files (`shards`) that processes divide among them."""
 
     samples: int  # 0 where that is not known, which is enough to evaluate
     shards: int
 
     @abstractmethod
     def read(self, order: int | None, part: int, parts: int) -> Iterator[tuple[Image.Image, int]]:
-        """One part of the pictures, shuffled by the seed `order` or as they stand; loader workers divide it further."""
+        """One part of the images, shuffled by the seed `order` or as they stand; loader workers divide it further."""
 
     def check_readers(self, processes: int, workers: int) -> None:
-        """Refuse more readers than there are shards: some would wait for pictures that never come."""
+        """Refuse more readers than there are shards: some would wait for images that never come."""
         if processes * max(1, workers) > self.shards:
             parts = f"{processes} processes × {max(1, workers)} workers"
-            raise ValueError(f"the data comes in {self.shards} shards, too few for {parts} to read one each")
+            raise ValueError(f"the data has {counted(self.shards, 'shards')}, too few for {parts} to read one each")
 
 
 class Subset:
-    """Some pictures of a source, and their file names if it has any."""
+    """Some images of a source, and their file names if it has any."""
 
     def __init__(self, source: Any, indices: Sequence[int]) -> None:
         self.source, self.indices = source, indices
@@ -71,19 +72,19 @@ class Subset:
         return item
 
     def filename(self, index: int) -> str:
-        """Name of the file of a picture."""
+        """Name of the file of an image."""
         return file_name(self.source, self.indices[index])
 
 
 def file_name(source: Any, index: int) -> str:
-    """Name of the file of a picture, or its number."""
+    """Name of the file of an image, or its number."""
     return str(source.filename(index)) if hasattr(source, "filename") else f"number {index}"
 
 
 class Pictures:
-    """Pictures in RGB from items `(picture or file, class number)`; unlike timm's, nothing is skipped in silence."""
+    """Images in RGB from items `(image or file, class number)`; unlike timm's, nothing is skipped in silence."""
 
-    noun = "pictures"
+    noun = "images"
     suffixes = frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS)
 
     def __init__(self, items: Any) -> None:
@@ -94,11 +95,11 @@ class Pictures:
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Any]:
         picture, label = self.items[index]
-        label = label if isinstance(label, tuple) else int(label)  # targets, where a picture may have several labels
+        label = label if isinstance(label, tuple) else int(label)  # targets, where an image may have several labels
         return to_rgb(picture) if isinstance(picture, Image.Image) else open_picture(picture), label
 
     def filename(self, index: int) -> str:
-        """Path of a picture, where the items have one."""
+        """Path of an image, where the items have one."""
         return str(self.items[index][0]) if isinstance(self.items, list) else file_name(self.items, index)
 
 
@@ -125,16 +126,16 @@ def drawn(available: int, wanted: int) -> list[int]:
 
 
 def part_of(source: Any, samples: int) -> Any:
-    """Some pictures of a source that comes in one piece, always the same; 0 is all of it."""
+    """Some images of a source that comes in one piece, always the same; 0 is all of it."""
     if not samples:
         return source
     if isinstance(source, Stream):
-        raise ValueError(f"{samples} pictures cannot be drawn from a stream: accepted is data that comes in one piece")
+        raise ValueError(f"{samples} images cannot be drawn from a stream: accepted is data that comes in one piece")
     return Subset(source, drawn(len(source), samples))
 
 
 def class_numbers(source: Any, decode: bool = False) -> list[Any] | None:
-    """The class, or targets, of every picture; None where the source keeps no list of them, unless it may `decode`."""
+    """The class, or targets, of every image; None where the source keeps no list of them, unless it may `decode`."""
     if isinstance(source, Subset):
         numbers = class_numbers(source.source, decode)
         return None if numbers is None else [numbers[index] for index in source.indices]
@@ -150,7 +151,7 @@ def class_numbers(source: Any, decode: bool = False) -> list[Any] | None:
 
 
 def divided(source: Any, labels: list[str], split: Split) -> ImageData:
-    """Pictures that come in one piece, to train on and to validate on."""
+    """Images that come in one piece, to train on and to validate on."""
     numbers = class_numbers(source)
     if numbers is None:
         split, numbers = replace(split, stratified=False), [0] * len(source)
@@ -159,7 +160,7 @@ def divided(source: Any, labels: list[str], split: Split) -> ImageData:
 
 
 def digits(split: Split) -> ImageData:
-    """scikit-learn's 1797 pictures of digits, 8 × 8, divided as in published results, by the seed alone."""
+    """scikit-learn's 1797 images of digits, 8 × 8, divided as in published results, by the seed alone."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -186,18 +187,18 @@ def folder(path: Path, split: Split, kind: type[Pictures] = Pictures) -> ImageDa
 
 
 def _has_folders(path: Path) -> bool:
-    """Whether it can be a split: a folder of pictures alone is a class that is called so."""
+    """Whether it can be a split: a folder of images alone is a class that is called so."""
     return path.is_dir() and any(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(path))
 
 
 def _files(path: Path, kind: type[Pictures]) -> tuple[list[tuple[str, int]], list[str]]:
-    """The files in the folder of each class, however deep; what is hidden is no picture of anybody's."""
+    """The files in the folder of each class, however deep; what is hidden is no image of anybody's."""
     found = [file for file, _ in find_images_and_targets(str(path), types=set(kind.suffixes))[0]]
     places = [(file, file[len(str(path)) :].strip(os.sep).split(os.sep)) for file in found]
     places = [(file, parts) for file, parts in places if not any(part.startswith(".") for part in parts)]
     stray = [file for file, parts in places if len(parts) == 1]
     if stray:
-        logger.warning("Left out %d %s in no folder of a class, first %s.", len(stray), kind.noun, stray[0])
+        logger.warning("Left out %s in no folder of a class, first %s.", counted(len(stray), kind.noun), stray[0])
     classes = sorted({parts[0] for _, parts in places if len(parts) > 1}, key=natural_key)
     if not classes:
         raise ValueError(f"{path} holds no {kind.noun}: it needs one folder for each class")
@@ -215,8 +216,8 @@ def tar_file(path: Path, split: Split) -> ImageData:
     """A .tar file of class folders, read in place."""
     try:
         reader = create_reader("", root=str(path))
-    except (OSError, ValueError, tarfile.TarError) as error:  # timm unpacks an empty list where there are no pictures
-        raise ValueError(f"{path} is not a .tar file with one folder of pictures for each class: {error}") from error
+    except (OSError, ValueError, tarfile.TarError) as error:  # timm unpacks an empty list where there are no images
+        raise ValueError(f"{path} is not a .tar file with one folder of images for each class: {error}") from error
     labels = sorted(reader.class_name_to_idx, key=reader.class_name_to_idx.get)
     _check_classes(labels, path)
     return divided(Pictures(reader), labels, split)

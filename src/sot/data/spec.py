@@ -1,4 +1,4 @@
-"""What `--data` may name for pictures and sounds, told without opening it or loading any library."""
+"""What `--data` may name for images and sounds, told without opening it or loading any library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _some_files(folder: Path) -> Iterator[Path]:
 
 
 def check_pictures(spec: str) -> None:
-    """Raise ValueError for a name that cannot be that of pictures."""
+    """Raise ValueError for a name that cannot be that of images."""
     path = Path(spec)
     kind, _, rest = spec.partition("/")
     if is_picture_table(spec) and has_pictures(spec):
@@ -43,5 +43,5 @@ def check_pictures(spec: str) -> None:
     if known or (rest and kind in READERS):
         return
     if path.suffix in SUFFIXES:
-        raise ValueError(f"{spec} is a table of texts: use sot finetune; accepted as pictures: {ACCEPTED}")
+        raise ValueError(f"{spec} is a table of texts: use sot finetune; accepted as images: {ACCEPTED}")
     raise ValueError(f"unknown data {spec!r}; accepted: {ACCEPTED}")

@@ -37,7 +37,7 @@ class Split:
             order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(self.seed)).tolist()
             count = max(1, round(len(order) * self.val_share))
             if count >= len(order) and self.val_share < 1:
-                raise ValueError(f"{len(order)} samples are too few to split into training and validation")
+                raise ValueError(f"too few samples to split into training and validation: {len(order)}")
             return order[count:], order[:count]
         counts = Counter(labels)
         several = [index for index, label in enumerate(labels) if counts[label] > 1]  # a lone one is to train on
@@ -48,7 +48,7 @@ class Split:
 
 def _apart(labels: Sequence[Any], held: Sequence[int]) -> tuple[list[int], list[int]]:
     if not 0 < len(held) < len(labels):
-        raise ValueError(f"{len(labels)} samples are too few to split into training and validation")
+        raise ValueError(f"too few samples to split into training and validation: {len(labels)}")
     return sorted(set(range(len(labels))) - set(held)), sorted(held)
 
 
@@ -60,7 +60,7 @@ def stratified(labels: Sequence[Any], share: float, seed: int) -> tuple[list[int
     count = len(labels)
     wanted = max(1, round(count * share))
     if wanted >= count:
-        raise ValueError(f"{count} samples are too few to hold out a share of {share}")
+        raise ValueError(f"too few samples to hold out a share of {share}: {count}")
     random = np.random.default_rng(seed)
     ordered = ordered_by_label(labels, random)
     held = ordered[np.floor((np.arange(wanted) + random.random()) * count / wanted).astype(int)]

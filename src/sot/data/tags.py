@@ -1,4 +1,4 @@
-"""Labels in tables: several of a sample in a cell, in a list, or in columns of 0 and 1; and those of pictures."""
+"""Labels in tables: several of a sample in a cell, in a list, or in columns of 0 and 1; and those of images."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _is_set(row: Row, name: str, where: str) -> bool:
 
 @dataclass(frozen=True)
 class PictureColumns:
-    """Where a table of pictures has their labels: in one column, one a picture, or as `tags` say.
+    """Where a table of images has their labels: in one column, one an image, or as `tags` say.
 
     `classes` are those of a trained model; None leaves them to the table.
     """
@@ -88,6 +88,6 @@ def is_picture_table(spec: str) -> bool:
 
 
 def has_pictures(spec: str) -> bool:
-    """Whether a table has a column of pictures."""
+    """Whether a table has a column of images."""
     row = next(read_rows(Path(spec)), {})
     return any(name in row for name in PATHS)

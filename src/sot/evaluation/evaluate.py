@@ -1,4 +1,4 @@
-"""Evaluate a trained model: scores, a table by class, a picture of what is mistaken for what."""
+"""Evaluate a trained model: scores, a table by class, a figure of what is mistaken for what."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def _logits_of(model: Any, data: Any, collate: Any, batch_size: int, progress: A
 
 @dataclass
 class ImageTest:
-    """A trained model and the pictures to score it on."""
+    """A trained model and the images to score it on."""
 
     model: Any
     transform: Callable[[Any], Any]
     pictures: Any
-    labels: list[str]  # of the pictures
+    labels: list[str]  # of the images
     columns: Array  # where they are among the classes of the model
 
     def read(self, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -126,10 +126,10 @@ class ImageTest:
         all_classes: bool = False,
         change: Callable[[Image.Image], Image.Image] | None = None,
     ) -> Evaluation:
-        """Scores among the classes of the pictures, or of the model; `change` is done to every picture first."""
+        """Scores among the classes of the images, or of the model; `change` is done to every image first."""
         changed = self.transform if change is None else lambda image: self.transform(change(image))
         logits, labels = _logits_of(self.model, *self.read(changed), batch_size, progress)
-        there = labels.reshape(len(labels), -1)[:, 0] != LEFT_OUT  # pictures that could be read
+        there = labels.reshape(len(labels), -1)[:, 0] != LEFT_OUT  # images that could be read
         logits, labels = logits[there], labels[there]
         names, columns = labels_of(self.model), self.columns
         if is_multi_label(self.model.config):
@@ -152,7 +152,7 @@ class SoundTest(ImageTest):
 
 
 def open_images(folder: Path, data: str, samples: int = 0, columns: PictureColumns | None = None) -> ImageTest:
-    """A model of pictures or sounds and the validation part of `data`, or all of it if the model has not seen it.
+    """A model of images or sounds and the validation part of `data`, or all of it if the model has not seen it.
 
     `samples` draws that many of them, the same every time. `columns` are those of a table.
     """
@@ -172,11 +172,11 @@ def open_images(folder: Path, data: str, samples: int = 0, columns: PictureColum
 
 
 def _columns_of(model: Any, data: str, columns: PictureColumns | None) -> PictureColumns | None:
-    """Where a table has the labels of pictures, as this model knows them."""
+    """Where a table has the labels of images, as this model knows them."""
     if not is_multi_label(model.config):
         return columns
     if not is_picture_table(data):
-        raise ValueError(f"a model of several classes for a picture needs a table of pictures, got {data}")
+        raise ValueError(f"a model of several classes for an image needs a table of images, got {data}")
     chosen = columns or PictureColumns()
     return replace(chosen, tags=chosen.tags or Tags((chosen.label,)), classes=labels_of(model))
 

@@ -90,7 +90,7 @@ def _check_neighbours(unfinished: Path, file: Path) -> None:
 
 
 def sample_inputs(model: Any, processor: Any, batch: int, length: int) -> dict[str, Tensor]:
-    """Random pictures or sounds, or random texts of `length` tokens of which the last is shorter."""
+    """Random images or sounds, or random texts of `length` tokens of which the last is shorter."""
     generator = torch.Generator().manual_seed(batch)
     if model.config.modality == "image":
         shape = check_processor(processor, "the model")

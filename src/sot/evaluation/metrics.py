@@ -47,7 +47,7 @@ def calibration_error(logits: Array, labels: Array, bins: int = 15) -> float:
 
 
 def image_scores(logits: Array, labels: Array) -> dict[str, float]:
-    """What training and `sot evaluate` tell of pictures; top-5 where there are more classes than that."""
+    """What training and `sot evaluate` tell of images; top-5 where there are more classes than that."""
     return {
         **top_scores(logits, labels),
         "macro_f1": TEXT_SCORES["macro_f1"](logits, labels),

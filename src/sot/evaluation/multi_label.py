@@ -66,7 +66,7 @@ class MultiLabelMetrics:
 
     def __call__(self, prediction: Any) -> dict[str, float]:
         logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-        there = labels[:, 0] >= 0  # pictures that could not be read have no label
+        there = labels[:, 0] >= 0  # images that could not be read have no label
         logits, labels = logits[there], labels[there]
         if self.tune:
             self.config.thresholds = [round(place, 4) for place in best_thresholds(logits, labels)]

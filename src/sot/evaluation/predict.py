@@ -1,4 +1,4 @@
-"""Names and scores for pictures or texts: `sot predict`."""
+"""Names and scores for images or texts: `sot predict`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def _read_or_error(path: str, read: Callable[[str], Any]) -> Any:
-    """A picture or sound, or what is wrong with the file."""
+    """An image or sound, or what is wrong with the file."""
     try:
         return read(path)
     except PictureError as error:
@@ -64,7 +64,7 @@ def _reader(model: Any, processor: Any) -> tuple[Callable[[str], Any], Callable[
 
 @torch.inference_mode()
 def predict_images(model: Any, processor: Any, files: Iterable[str], top: int, batch_size: int) -> Iterator[Prediction]:
-    """One prediction a file of a picture or sound, in order; one that cannot be read is reported, the rest done."""
+    """One prediction a file of an image or sound, in order; one that cannot be read is reported, the rest done."""
     read, encode = _reader(model, processor)
     for batch in _batches(files, batch_size):
         found = {file: _read_or_error(file, read) for file in dict.fromkeys(batch)}

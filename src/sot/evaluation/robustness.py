@@ -1,4 +1,4 @@
-"""How a model bears corrupted pictures: noise, blur, weather and compression, as in ImageNet-C."""
+"""How a model bears corrupted images: noise, blur, weather and compression, as in ImageNet-C."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sot.evaluation.evaluate import open_images
 from sot.extras import need
 
 SEVERITIES = range(1, 6)
-SMALLEST = 32  # pixels a side, of a picture to corrupt
+SMALLEST = 32  # pixels a side, of an image to corrupt
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def corruption_names(wanted: str) -> list[str]:
 
 
 def corruption(name: str, severity: int) -> Callable[[Image.Image], Image.Image]:
-    """What does this to a picture."""
+    """What does this to an image."""
     from imagecorruptions import corrupt
 
     def apply(image: Image.Image) -> Image.Image:
         if min(image.size) < SMALLEST:
-            raise ValueError(f"a picture to corrupt must be at least {SMALLEST} pixels a side, got {image.size}")
+            raise ValueError(f"an image to corrupt must be at least {SMALLEST} pixels a side, got {image.size}")
         return Image.fromarray(corrupt(np.asarray(image), severity=severity, corruption_name=name))
 
     return apply
@@ -63,7 +63,7 @@ def evaluate_corrupted(
     samples: int = 0,
     progress: Any = iter,
 ) -> list[Corrupted]:
-    """Accuracy on clean pictures, then under every corruption of every severity; `progress` is given these."""
+    """Accuracy on clean images, then under every corruption of every severity; `progress` is given these."""
     wrong = [severity for severity in severities if severity not in SEVERITIES]
     if wrong:
         raise ValueError(f"a severity must be from {SEVERITIES[0]} to {SEVERITIES[-1]}, got {wrong[0]}")
@@ -77,5 +77,5 @@ def evaluate_corrupted(
 
 
 def mean_accuracy(found: Sequence[Corrupted]) -> float:
-    """Over the corruptions, the clean pictures left out."""
+    """Over the corruptions, the clean images left out."""
     return float(np.mean([each.accuracy for each in found if each.severity]))

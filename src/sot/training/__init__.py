@@ -1,1 +1,1 @@
-"""Training by recipes: pictures and texts, runs that resume."""
+"""Training by recipes: images and texts, runs that resume."""

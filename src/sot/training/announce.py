@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sot.core.head import HeadConfig
+from sot.files import counted
 from sot.models.audio import clip_seconds
 from sot.training.recipe import Recipe
 
@@ -25,16 +26,15 @@ def chosen_lines(
     classes = ", ".join(labels[:8]) + (", …" if len(labels) > 8 else "")
     batch = f"batches of {recipe.batch_size}, lr {recipe.lr:g}, seed {recipe.seed}"
     kept = "the last epoch is kept" if recipe.metric is None else f"the best epoch by {recipe.metric} is kept"
-    patience = f", stops after {recipe.patience} evaluations without a better one" if recipe.patience else ""
-    data = (
-        f"{samples[0] or 'an unknown number'} samples to train on, {samples[1] or 'an unknown number'} to validate on"
-    )
+    patience = f"; patience {recipe.patience}" if recipe.patience else ""
+    train, val = (f"{number:,}" if number else "unknown" for number in samples)
+    data = f"{train} samples to train on, {val} to validate on"
     return [
         f"model   {name}, {total / 1e6:.1f} M parameters{part}",
         f"weights {weights}",
         f"size    {_size(model, recipe)}",
         f"head    {_head(HeadConfig.from_saved(model.config.head))}",
-        f"recipe  {chosen}: {recipe.epochs + recipe.cooldown_epochs} epochs, {batch}; {kept}{patience}",
+        f"recipe  {chosen}: {counted(recipe.epochs + recipe.cooldown_epochs, 'epochs')}, {batch}; {kept}{patience}",
         f"data    {data}; {f'{len(labels)} classes: {classes}' if len(labels) > 1 else 'a number to predict'}",
     ]
 
@@ -47,7 +47,7 @@ def _size(model: Any, recipe: Recipe) -> str:
     from sot.training.image_model import data_config
 
     _, height, width = data_config(model)["input_size"]
-    return f"pictures of {height}×{width} pixels"
+    return f"images of {height}×{width} pixels"
 
 
 def _head(head: HeadConfig) -> str:
@@ -71,7 +71,7 @@ def warn_of_labels(labels: Sequence[str], numbers: Sequence[int] | None, balance
     most, largest = counts.most_common(1)[0]
     if not balanced and counts[fewest] < RARE * largest:
         logger.warning(
-            "Class %r has %d samples to train on, and %r has %d: rare classes may never be predicted. "
+            "Class %r has %s to train on, %r has %d: rare classes may never be predicted. "
             "The setting balance=true weighs them, and macro_f1 shows them.",
-            *(labels[fewest], counts[fewest], labels[most], largest),
+            *(labels[fewest], counted(counts[fewest], "samples"), labels[most], largest),
         )

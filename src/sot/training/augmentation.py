@@ -1,4 +1,4 @@
-"""How a recipe changes pictures for training: each by itself, and mixed in batches."""
+"""How a recipe changes images for training: each by itself, and mixed in batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train_transform(recipe: Recipe, data_config: dict[str, Any]) -> Callable[[Im
 
 
 class Collate:
-    """Stacks pictures; mixup or cutmix mixes them and their labels, drawn from the seed, epoch and first picture."""
+    """Stacks images; mixup or cutmix mixes them and their labels, drawn from the seed, epoch and first image."""
 
     def __init__(self, recipe: Recipe, num_classes: int) -> None:
         self.seed = recipe.seed

@@ -1,4 +1,4 @@
-"""Which recipe trains a model on pictures where the user names none."""
+"""Which recipe trains a model on images where the user names none."""
 
 from __future__ import annotations
 

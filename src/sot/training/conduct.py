@@ -10,7 +10,7 @@ from typing import Any
 
 from sot.data.splits import Split
 from sot.errors import SettingError
-from sot.files import write_atomically
+from sot.files import counted, write_atomically
 from sot.training.announce import chosen_lines, warn_of_labels
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
@@ -91,8 +91,8 @@ class Job:
         if self.left_out:
             write_atomically(out / LEFT_OUT_FILE, "\n".join(self.left_out) + "\n")
             logger.warning(
-                "Left out %d samples that cannot be read, all listed in %s: %s",
-                *(len(self.left_out), out / LEFT_OUT_FILE, "; ".join(self.left_out[:5])),
+                "Left out %s that cannot be read, listed in %s: %s",
+                *(counted(len(self.left_out), "samples"), out / LEFT_OUT_FILE, "; ".join(self.left_out[:5])),
             )
 
 

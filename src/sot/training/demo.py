@@ -1,4 +1,4 @@
-"""The paper's first table in small: class token, word tokens, and both, on real pictures that need no download."""
+"""The paper's first table in small: class token, word tokens, and both, on real images that need no download."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEADS = {"ClassT": "class", "WordT": "word", "ClassT+WordT": "sum"}
 def run_demo(
     out: Path, seeds: Sequence[int], say: Callable[[str], None], changes: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Train every head with every seed, leave the runs and a picture in `out`, and return the accuracies in percent.
+    """Train every head with every seed, leave the runs and a figure in `out`, and return the accuracies in percent.
 
     A run that is finished is not done again, so an interrupted demo continues where it was.
     """

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from sot.files import weights_of, writing
+from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
 from sot.training.adapters import merge_adapters
 from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
@@ -240,7 +240,7 @@ class SoTTrainer(Trainer):
         there = {value.data_ptr() for name, value in weights.items() if name not in load_result.missing_keys}
         missing = [name for name in load_result.missing_keys if weights[name].data_ptr() not in there]
         if missing:
-            raise ValueError(f"the checkpoint lacks {len(missing)} weights of the model, first {missing[0]}")
+            raise ValueError(f"the checkpoint lacks {counted(len(missing), 'weights')}, first {missing[0]}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         with weights_of(str(checkpoint)):  # which transformers reads by pickle, of tensors and numbers alone

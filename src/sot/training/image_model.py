@@ -1,4 +1,4 @@
-"""The image model that a recipe asks for, and how it reads pictures."""
+"""The image model that a recipe asks for, and how it reads images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def build_model(
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
     _check_arguments(recipe.model_args)
     if multi_label and (recipe.mixup or recipe.cutmix):
-        raise ValueError("mixup and cutmix mix pictures of one class each: set both to 0 where they may have several")
+        raise ValueError("mixup and cutmix mix images of one class each: set both to 0 where they may have several")
     common = _options(labels, recipe, pretrained, multi_label)
     if is_trained(name) or not is_timm(name):
         return _build_from_transformers(name, recipe, head, common)
@@ -68,12 +68,12 @@ def _build_from_transformers(name: str, recipe: Recipe, head: HeadConfig | None,
     else:
         built = with_plain_head(head, lambda chosen: equip(name, head=chosen, **common))
     if built.config.modality != "image":
-        raise ValueError(f"{name} is no model of pictures: fine-tune it on texts with sot finetune")
+        raise ValueError(f"{name} is no model of images: fine-tune it on texts with sot finetune")
     if built.processor is None:
         raise ValueError(f"{name} has no image processor beside it that can be loaded")
     _, height, width = check_processor(built.processor, name)
     if recipe.img_size not in (None, *({height} & {width})):
-        sizes = f"null, as {name} reads pictures of {height}×{width} pixels"
+        sizes = f"null, as {name} reads images of {height}×{width} pixels"
         raise ValueError(f"img_size must be {sizes}, got {recipe.img_size}")
     _check_reading(built, name)
     return built
@@ -81,7 +81,7 @@ def _build_from_transformers(name: str, recipe: Recipe, head: HeadConfig | None,
 
 @torch.no_grad()  # not inference_mode: what a backbone keeps of this pass is used in training
 def _check_reading(built: SoTForImageClassification, name: str) -> None:
-    """Refuse an image processor that training cannot follow, or whose pictures the backbone cannot read."""
+    """Refuse an image processor that training cannot follow, or whose images the backbone cannot read."""
     orange = Image.new("RGB", (64, 64), (255, 128, 0))
     wanted, seen = processor_transform(built.processor)(orange), train_transform(Recipe(), data_config(built))(orange)
     if not torch.allclose(wanted, seen, atol=0.05):
@@ -90,7 +90,7 @@ def _check_reading(built: SoTForImageClassification, name: str) -> None:
     try:
         built.eval()(wanted[None])
     except (RuntimeError, ValueError, AssertionError) as error:
-        said = f"{name} cannot read pictures of {tuple(wanted.shape)}, which its image processor makes"
+        said = f"{name} cannot read images of {tuple(wanted.shape)}, which its image processor makes"
         raise ValueError(f"{said}: {one_line(error)}") from error
     built.train(mode)
 
@@ -112,9 +112,9 @@ def with_plain_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) 
 
 
 def _check_arguments(model_args: Mapping[str, Any]) -> None:
-    """Refuse what timm takes but no picture or head fits."""
+    """Refuse what timm takes but no image or head fits."""
     if model_args.get("in_chans", 3) != 3:
-        raise ValueError(f"in_chans of model_args must be 3, as pictures are read in RGB, got {model_args['in_chans']}")
+        raise ValueError(f"in_chans of model_args must be 3, as images are read in RGB, got {model_args['in_chans']}")
     taken = [name for name in ("num_classes", "pretrained", "features_only") if name in model_args]
     if taken:
         said = "model_args cannot set {}: the data, {pretrained} and the head decide that"

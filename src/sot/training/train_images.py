@@ -89,7 +89,7 @@ def split_batch(recipe: Recipe, accumulation: int) -> dict[str, int]:
         parts = f"{processes} processes × {accumulation} accumulation steps"
         raise ValueError(f"batch_size {recipe.batch_size} cannot be divided among {parts}")
     if (recipe.mixup or recipe.cutmix) and share % 2:
-        raise ValueError(f"mixup and cutmix mix pairs of pictures: a share of {share} must be even, see batch_size")
+        raise ValueError(f"mixup and cutmix mix pairs of images: a share of {share} must be even, see batch_size")
     return {
         "per_device_train_batch_size": share,
         "per_device_eval_batch_size": share,
@@ -103,21 +103,21 @@ def world_size() -> int:
 
 
 def image_metrics(prediction: Any) -> dict[str, float]:
-    """The scores of pictures that could be read."""
+    """The scores of images that could be read."""
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
     return image_scores(logits[labels != LEFT_OUT], labels[labels != LEFT_OUT])
 
 
 class TellEpoch(TrainerCallback):
-    """Tells the pictures which epoch it is: with several processes accelerate tells their sampler only."""
+    """Tells the images which epoch it is: with several processes accelerate tells their sampler only."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Before the first picture of an epoch is asked for."""
+        """Before the first image of an epoch is asked for."""
         kwargs["train_dataloader"].dataset.set_epoch(math.floor(state.epoch))  # a run may go on in the middle of one
 
 
 class ImageTrainer(SoTTrainer):
-    """Mixes pictures to train on, and only those."""
+    """Mixes images to train on, and only those."""
 
     data_collator: Any
 
@@ -157,9 +157,9 @@ def train_images(
     columns: PictureColumns | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Train a model on pictures and leave the run in `out`; returns the evaluation that was kept.
+    """Train a model on images and leave the run in `out`; returns the evaluation that was kept.
 
-    `pretrained` reads the published weights of a name, those in a folder are always read; `strict` refuses pictures
+    `pretrained` reads the published weights of a name, those in a folder are always read; `strict` refuses images
     that cannot be read, which are left out otherwise. `pictures` are those of `data`, where they are at hand or split
     otherwise; `columns` are those of a table. What else there is has `Conduct`.
     """
@@ -209,7 +209,7 @@ def _count(source: Any) -> int:
 
 
 def _check_samples(source: Any, args: TrainingArguments) -> None:
-    """Refuse fewer pictures than one batch where only whole batches are trained on."""
+    """Refuse fewer images than one batch where only whole batches are trained on."""
     batch = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and not isinstance(source, Stream) and len(source) < batch:
         raise ValueError(f"mixup and cutmix need whole batches: batch_size must be at most {len(source)}, got {batch}")
@@ -222,7 +222,7 @@ def make_trainer(
     args: TrainingArguments,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> ImageTrainer:
-    """The trainer of a model on these pictures."""
+    """The trainer of a model on these images."""
     return ImageTrainer(
         recipe,
         model=built,

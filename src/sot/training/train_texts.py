@@ -73,7 +73,7 @@ def build_text_model(model: str, data: TextData, recipe: Recipe, head: HeadConfi
     if is_trained(model):
         built = continue_from(model, labels, head, loss)
     elif is_timm(model):
-        raise ValueError(f"{model} is a timm model, for pictures: train it by sot train; accepted: a text model")
+        raise ValueError(f"{model} is a timm model, for images: train it by sot train; accepted: a text model")
     else:
         built = equip(model, labels=labels, head=head or HeadConfig(fusion="class"), **loss)
     if built.config.modality != "text":

@@ -93,7 +93,7 @@ class Tuner:
         report_to: str = "tensorboard",
         tell: Callable[[str], None] = lambda line: None,
     ) -> Outcome:
-        """Run the trials that are left, keep table, picture and best recipe in `out`, and train the winner."""
+        """Run the trials that are left, keep table, figure and best recipe in `out`, and train the winner."""
         from sot.training.study import Search
 
         recipe, _ = self.trained
@@ -114,7 +114,7 @@ class Tuner:
             self._write(out, search)
         best, elsewhere = search.best(), search.running()
         if best is None and not elsewhere:
-            raise ValueError(f"none of the {len(search.rows())} trials finished: {search.rows()[-1]['error']}")
+            raise ValueError(f"no trial of {len(search.rows())} finished: {search.rows()[-1]['error']}")
         found = None if best is None else {"trial": best.number, "value": best.value, "settings": best.values}
         scores = None if found is None or elsewhere else self._train_winner(out, found, report_to, tell)
         return Outcome(self.metric, search.rows(), found, scores, elsewhere)

@@ -1,4 +1,4 @@
-"""What a search trains over and over: texts or pictures, with or without the part that is held out."""
+"""What a search trains over and over: texts or images, with or without the part that is held out."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def text_job(
 def image_job(
     model: str, data: str, share: float, seed: int, columns: PictureColumns | None = None, **options: Any
 ) -> Job:
-    """Training on pictures; `options` are those of `train_images`."""
+    """Training on images; `options` are those of `train_images`."""
     whole = load_images(data, seed, columns=columns, stratified=True)
     part = hold_out_images(whole, share, seed)
 

@@ -1,4 +1,4 @@
-"""What a search costs, and what its trials found: a line for each, and a picture."""
+"""What a search costs, and what its trials found: a line for each, and a figure."""
 
 from __future__ import annotations
 
