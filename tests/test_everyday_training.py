@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_cli import sot
+from transformers import TrainerControl, TrainerState
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import load_images
@@ -29,7 +32,7 @@ from sot.training.announce import warn_of_labels
 from sot.training.choice import choose_recipe, has_weights
 from sot.training.engine import Diverged
 from sot.training.folds import summarized
-from sot.training.keeping import best_of, kept_evaluation, stops_early
+from sot.training.keeping import DecideAtEpochs, best_of, kept_evaluation, stops_early
 from sot.training.recipe import Recipe, load_recipe
 from sot.training.run_folder import check_out, kept_split
 from sot.training.starting import load_weights, prepare
@@ -168,11 +171,29 @@ def test_a_run_stops_early_and_keeps_its_best_epoch_and_resumes_to_the_same(bert
     kept = json.loads((tmp_path / "run" / "kept.json").read_text())
     assert len(rows) == 2 and kept["epoch"] == 1 and kept["metric"] == "macro_f1"
     assert scores["eval_macro_f1"] == rows[0]["eval_macro_f1"] and not (tmp_path / "run" / "best").exists()
-    assert "stopped after 1 evaluations" in (tmp_path / "run" / "README.md").read_text()
+    card, by_class = ((tmp_path / "run" / name).read_text() for name in ("README.md", "classes.json"))
+    assert "stopped after 1 evaluation without a better one" in card
+    mean = np.mean([row["f1"] for row in json.loads(by_class).values()])
+    assert mean == pytest.approx(scores["eval_macro_f1"]) and re.search(r"\| right \| \d+ \| \d\.\d{3} \|", card)
     again = run_texts(bert, tmp_path / "run", recipe, resume=True)
     assert again == scores and len(json.loads((tmp_path / "run" / "metrics.json").read_text())) == 2
     model, _ = load_model(tmp_path / "run")
     assert model.config.id2label == {0: "wrong", 1: "right"}
+
+
+def test_many_tiny_epochs_are_saved_when_they_are_evaluated():
+    def saved(steps, recipe, **flags):
+        control, found = TrainerControl(**flags), []
+        for epoch in range(1, 7):
+            control.should_save = control.should_evaluate = True
+            state = TrainerState(epoch=float(epoch), max_steps=6 * steps)
+            DecideAtEpochs(recipe).on_epoch_end(SimpleNamespace(num_train_epochs=6), state, control)
+            found += [epoch] if control.should_save else []
+        return found
+
+    assert saved(5, Recipe(evaluate_every=4)) == [4, 6] and saved(5, Recipe()) == [1, 2, 3, 4, 5, 6]
+    assert saved(100, Recipe(evaluate_every=4)) == [1, 2, 3, 4, 5, 6]
+    assert saved(5, Recipe(evaluate_every=4), should_training_stop=True) == [1, 2, 3, 4, 5, 6]  # by a signal
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are(bert, tmp_path):
@@ -482,6 +503,17 @@ def test_mistakes_in_arguments_are_told_before_torch_is_loaded(photos, table, tm
         ([*image, "--data", photos, *out, "--weights", "none.pth"], "--weights: no such file"),
         ([*text, "--data", table, *out, "--text", "label"], "different columns, got 'label' twice"),
         ([*text, "--data", "none.csv", *out], "no such file: none.csv"),
+        ([*text, "--data", photos, *out], "is a folder, and a table is a file"),
+        ([*text, "--data", table, *out, "--metric", "foo"], "--metric must be one of auto, accuracy,"),
+        ([*text, "--data", table, *out, "--encoding", "foo"], "--encoding must be one that Python knows"),
+        (["finetune", "--model", "deit_tiny_patch16_224", "--data", table, *out], "is a timm model, for images"),
+        (["finetune", "--model", "sot_tiny", "--data", table, *out], "is a timm model, for images: use sot train"),
+        (["tune", "x", "--data", table, *out, "--search", "lr=1.."], "a range of --search is low..high"),
+        (["tune", "x", "--data", table, *out, "--sampler", "foo"], "--sampler must be one of grid, random, tpe"),
+        (["tune", "x", "--data", table, *out, "--set", "lr=0"], "lr must be above 0"),
+        (["tune", "x", "--data", "nowhere", *out], "unknown data 'nowhere'"),
+        (["tune", "sot_tiny", "--data", table, *out], "is a timm model, for images"),
+        (["tune", "x", "--data", table, "--out", tmp_path / "used"], "exists: continue it with --resume"),
         ([*text, "--data", table, "--dev", table, "--folds", 3, *out], "--folds 3 divides a table: leave out --dev"),
     ):
         result = without_torch(*arguments)

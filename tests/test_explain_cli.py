@@ -11,7 +11,19 @@ from PIL import Image
 from test_cli import sot
 from test_explain_text import SENTENCES, enlarge, make_bert, make_tokenizer
 
-from sot.explain import BOTH, CLASS, IMAGE_METHODS, WORDS, columns_figure, explain_image, explain_item, open_upload
+from sot.cli.explain import METHODS
+from sot.explain import (
+    BOTH,
+    CLASS,
+    IMAGE_METHODS,
+    SOUND_METHODS,
+    TEXT_METHODS,
+    WORDS,
+    columns_figure,
+    explain_image,
+    explain_item,
+    open_upload,
+)
 from sot.models.equip import equip
 
 HEAD = {"heads": 2, "left_dim": 4, "right_dim": 4}
@@ -113,6 +125,7 @@ def test_errors_are_one_sentence_before_any_work(place, arguments, message, tmp_
 def test_help_lists_the_methods():
     shown = sot("explain", "--help").stdout
     assert all(method in shown for method in (*IMAGE_METHODS, "gradient"))
+    assert METHODS == {"images": IMAGE_METHODS, "texts": TEXT_METHODS, "sounds": SOUND_METHODS}
 
 
 def test_the_file_of_figures_is_no_picture(place, tmp_path):

@@ -29,6 +29,14 @@ def head_of(text):
     return yaml.safe_load(text.removeprefix("---\n").split("\n---\n")[0])
 
 
+def unknown_model_error(folder):
+    """What transformers says of a folder where nobody imported this package."""
+    program = "import sys; from transformers import AutoModel; AutoModel.from_pretrained(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    return done.stderr
+
+
 # --- the card ----------------------------------------------------------------------------------------------
 
 
@@ -39,6 +47,9 @@ def test_a_saved_model_has_a_card_that_says_how_to_load_it(tmp_path):
     facts = head_of(text)
     assert facts["pipeline_tag"] == "image-classification" and facts["library_name"] == "transformers"
     assert "Classes: a, b." in text and "second-order-transformer" in text and "import sot" in text
+    error = unknown_model_error(tmp_path)
+    said = error[error.index("The checkpoint") : error.index("architecture") + len("architecture")]
+    assert said in " ".join(text.split())  # so that whoever meets it finds the way out
     (tmp_path / "README.md").write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
@@ -52,6 +63,16 @@ def test_scores_are_the_model_index_of_a_card():
     found = {each["type"]: each["value"] for result in entry["results"] for each in result["metrics"]}
     assert found == {"accuracy": 0.5, "loss": 1.25} and entry["results"][0]["dataset"]["name"] == "my.csv"
     assert entry["results"][0]["task"]["type"] == "text-classification" and "| accuracy | 0.5000 |" in text
+
+
+def test_a_card_has_the_scores_of_each_class_and_of_many_the_worst():
+    def shown(count):
+        rows = {f"c|{i}": {"samples": i, "precision": 0.5, "recall": 0.25, "f1": i / count} for i in range(count)}
+        return card("m", [*rows], "text", sot.HeadConfig().to_dict(), by_class=rows)
+
+    assert "| class | samples | precision | recall | F1 |" in shown(2)
+    assert "| c\\|1 | 1 | 0.500 | 0.250 | 0.500 |" in shown(2)
+    assert "class (lowest F1 of 21)" in shown(21) and "| c\\|19 |" in shown(21) and "| c\\|20 |" not in shown(21)
 
 
 # --- features ----------------------------------------------------------------------------------------------

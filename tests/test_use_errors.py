@@ -224,12 +224,23 @@ def test_options_that_would_be_ignored_are_refused(place, monkeypatch):
         (["export", "images"], "images is not a model: it has no config.json"),
         (["explain", "image", "x.png", "--out", "/proc/maps"], "cannot write in /proc: "),
         (["explain", "text", "x.png", "--out", "o"], "text is a model for texts: give --text, not images"),
+        (["explain", "image", "none.png", "--out", "o"], "no such image: none.png"),
+        (["explain", "image", "x.png", "--out", "o", "--method", "foo"], "unknown method 'foo' for images; accepted:"),
+        (["explain", "image", "x.png", "--out", "o", "--target", "foo"], "the target 'foo' is not a class of the mod"),
+        (["explain", "text", "--text", "a", "--out", "o", "--label", "foo"], "the label 'foo' is not a class"),
+        (["evaluate", "image", "--data", "digits", "--corruptions", "noise", "--severities", "x"], "numbers from 1 to"),
     ],
 )
 def test_mistakes_in_arguments_are_found_before_torch_is_loaded(words, says, place, monkeypatch):
     (place / "images" / "cat").mkdir(parents=True, exist_ok=True)
     (place / "a.csv").write_text("sentence,label\na,no\n")
-    for name in ("sot.evaluation.evaluate", "sot.evaluation.export", "sot.explain", "sot.models.folder"):
+    for name in (
+        "sot.evaluation.robustness",
+        "sot.evaluation.evaluate",
+        "sot.evaluation.export",
+        "sot.explain",
+        "sot.models.folder",
+    ):
         monkeypatch.setitem(sys.modules, name, None)  # importing one of these would now fail
     refused(*words, says=says, cwd=place)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from sot.errors import SettingError
 from sot.limits import code_of, read_settings
@@ -55,3 +56,13 @@ def class_names(folder: Path) -> list[str]:
     if not isinstance(names, dict) or any(str(index) not in names for index in range(len(names))):
         raise ValueError(f"{folder} names no classes: it is not a model that sot trained")
     return [names[str(index)] for index in range(len(names))]
+
+
+def class_index(labels: list[str], name: str | SupportsIndex, what: str) -> int:
+    """The number of a class given by name or number."""
+    if isinstance(name, SupportsIndex) and not isinstance(name, bool) and 0 <= operator.index(name) < len(labels):
+        return operator.index(name)
+    if name in labels:
+        return labels.index(str(name))
+    shown = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
+    raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")

@@ -161,13 +161,14 @@ def _show(result: Evaluation, folder: Path, as_json: bool) -> None:
 def _evaluate_corrupted(
     folder: Path, data: str | None, wanted: str, severities: str, batch_size: int, samples: int, as_json: bool
 ) -> None:
-    from sot.evaluation.robustness import corruption_names, evaluate_corrupted, mean_accuracy
-
     if data is None:
         raise ValueError("--corruptions needs an image model and --data")
+    _check_kind(folder, "images", data)
     levels = [part.strip() for part in severities.split(",")]
     if not all(level.isdigit() for level in levels):
         raise ValueError(f"--severities are numbers from 1 to 5 such as 1,3,5, got {severities!r}")
+    from sot.evaluation.robustness import corruption_names, evaluate_corrupted, mean_accuracy
+
     numbers = [int(level) for level in levels]
     found = evaluate_corrupted(folder, data, corruption_names(wanted), numbers, batch_size, samples, _progress)
     if as_json:

@@ -16,10 +16,15 @@ from sot.files import as_png, check_folder, write_atomically
 if TYPE_CHECKING:
     from sot.explain import Explanation
 
+CAMS = ("gradcam", "gradcam++", "xgradcam", "hirescam", "layercam", "elementwise", "scorecam", "ablationcam")
+METHODS = {  # as sot.explain has them, without torch
+    "images": (*CAMS, "relevance"),
+    "texts": ("relevance", "gradient"),
+    "sounds": ("evidence", "gradient"),
+}
 METHOD_HELP = (
-    "Images: gradcam, gradcam++, xgradcam, hirescam, layercam, elementwise, scorecam, ablationcam (of the grad-cam "
-    "library), relevance. Texts: relevance, gradient. Sounds: evidence, gradient. "
-    "By default relevance, or hirescam where it is not available; evidence of sounds."
+    f"Images: relevance, or one of the grad-cam library: {', '.join(CAMS)}. Texts: relevance, gradient. "
+    "Sounds: evidence, gradient. Default: relevance (hirescam where attention is not available), evidence for sounds."
 )
 MAX_ROWS = 100  # images in columns.png
 
@@ -43,20 +48,15 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the class token, the words and both look at: maps, contributions, spectrum, pairs of words."""
-    from sot.saved import class_names, folder_modality
+    from sot.saved import class_index, class_names, folder_modality
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}
     kind = {"text": "texts", "audio": "sounds"}.get(folder_modality(folder), "images")
     texts, sounds = kind == "texts", kind == "sounds"
-    _check_inputs(folder, kind, images or [], text, pair)
+    _check_inputs(folder, kind, images or [], text, pair, method)
     alone = {"--class-model": class_model is not None and sounds, "--word-model": word_model is not None and sounds}
     refuse("sounds are explained by one model", alone)
     check_folder(out)
-    from sot.explain import IMAGE_METHODS, SOUND_METHODS, TEXT_METHODS
-    from sot.explain.explanation import check_method, class_index
-    from sot.models.folder import load_model
-
-    check_method(method, {"texts": TEXT_METHODS, "sounds": SOUND_METHODS}.get(kind, IMAGE_METHODS), kind)
     names = class_names(folder)
     for other in (class_model, word_model):
         if other is not None and (folder_modality(other) != folder_modality(folder) or class_names(other) != names):
@@ -66,6 +66,8 @@ def explain(
     truths = _truths(label or [], images or [], names)
     if kind == "images":
         _check_pictures(images or [], out)
+    from sot.models.folder import load_model
+
     out.mkdir(parents=True, exist_ok=True)
     opened = {name: load_model(path) for name, path in folders.items() if path is not None}
     (model, processor), options = opened.pop("model"), {**opened, "target": target}
@@ -79,10 +81,14 @@ def explain(
         _explain_images(model, processor, images or [], truths, options, out, as_json)
 
 
-def _check_inputs(folder: Path, kind: str, images: list[Path], text: str | None, pair: str | None) -> None:
+def _check_inputs(
+    folder: Path, kind: str, images: list[Path], text: str | None, pair: str | None, method: str | None
+) -> None:
     from sot.data.rows import check_unicode
 
     check_unicode(text, pair)
+    if method not in (None, *METHODS[kind]):
+        raise ValueError(f"unknown method {method!r} for {kind}; accepted: {', '.join(METHODS[kind])}")
     texts = kind == "texts"
     if texts and images:
         raise ValueError(f"{folder} is a model for texts: give --text, not images")
@@ -95,18 +101,18 @@ def _check_inputs(folder: Path, kind: str, images: list[Path], text: str | None,
 
 
 def _check_pictures(images: list[Path], out: Path) -> None:
-    from sot.explain import open_upload
+    from sot.data.pictures import open_picture
 
     figures = {(out / f"{name}.png").resolve() for name in ("columns", *_file_names(images))}
     for path in images:
-        open_upload(path)
+        open_picture(path)
         if path.resolve() in figures:
             raise ValueError(f"a figure in {out} would replace the image {path}: choose another --out")
 
 
 def _truths(given: list[str], images: list[Path], names: list[str]) -> list[str | None]:
     """The true class of each input, where it is known."""
-    from sot.explain.explanation import class_index
+    from sot.saved import class_index
 
     for name in given:
         class_index(names, name, "label")

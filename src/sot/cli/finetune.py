@@ -28,8 +28,11 @@ from sot.cli.options import (
     TaskOption,
     TextOption,
     check_log,
+    check_text_model,
+    check_texts,
     read_recipe,
     read_tags,
+    source_of,
     text_data,
 )
 from sot.cli.runs import (
@@ -83,7 +86,8 @@ def finetune(
     report_to = check_log(log)
     check_run(out, resume, overwrite, weights)
     columns = (text, pair, label)
-    _check_table(task, data, dev, columns, folds)
+    check_text_model(model)
+    check_texts(task, data, dev, columns, folds, encoding)
     tags = read_tags(label, multi_label, separator)
     wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
     check_settings(recipe, wanted)
@@ -93,8 +97,7 @@ def finetune(
     from sot.training.run_folder import full_name
     from sot.training.train_texts import fine_tune
 
-    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
-    source |= {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
+    source = source_of(data, dev, columns, regression, tags)
     options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "weights": weights, "say": say}
     options |= {"accumulation": accumulation, "report_to": report_to, "chosen": recipe}
     identity = {"command": "finetune", "model": full_name(model), "data": name, **source}
@@ -104,19 +107,3 @@ def finetune(
         return fine_tune(model, table, name, folder, chosen, parsed, source=source, **how)
 
     run(start, out, folds, chosen, identity, options, f"{model} on {name}", as_json)
-
-
-def _check_table(task: str | None, data: str | None, dev: Path | None, columns: Any, folds: int | None) -> None:
-    """Refuse what names and files tell of a table, before any library is loaded."""
-    from sot.data.rows import check_table
-
-    if folds is not None and (task is not None or dev is not None):
-        raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
-    if task is not None or data is None or data.startswith("hfds/"):
-        return
-    for file in filter(None, (None if Path(data).is_dir() else Path(data), dev)):
-        check_table(file)
-    named = [name for name in columns if name is not None]
-    if len(set(named)) < len(named):
-        twice = next(name for name in named if named.count(name) > 1)
-        raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")

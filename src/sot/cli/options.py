@@ -182,6 +182,48 @@ def text_data(
     return load_table(train, dev, Columns(*columns, tags), labels, regression, encoding), Path(data).name
 
 
+def source_of(data: str | None, dev: Path | None, columns: Any, regression: bool, tags: Tags | None) -> dict[str, Any]:
+    """What tells texts from others of the same name, for a run that is resumed."""
+    from sot.training.run_folder import full_name
+
+    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
+    return source | {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
+
+
+def check_text_model(model: str) -> None:
+    """Refuse a timm name, which the hub would only call missing; timm's sources are searched and not loaded."""
+    name, found = model.partition(".")[0], importlib.util.find_spec("timm")
+    if not name.isidentifier() or Path(model).exists() or found is None or found.origin is None:
+        return
+    files = (Path(found.origin).parent / "models").glob("*.py")
+    if name.startswith("sot_") or any(f"@register_model\ndef {name}(" in file.read_text() for file in files):
+        raise ValueError(f"{model} is a timm model, for images: use sot train; accepted: a text model")
+
+
+def check_texts(
+    task: str | None,
+    data: str | None,
+    dev: Path | None,
+    columns: tuple[str, str | None, str],
+    folds: int | None = None,
+    encoding: str | None = None,
+) -> None:
+    """Refuse what names and files tell of a table of texts, before any library is loaded."""
+    from sot.data.glue import task_of
+    from sot.data.rows import check_table
+
+    if folds is not None and (task is not None or dev is not None):
+        raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
+    if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
+        return
+    for file in filter(None, (Path(data), dev)):
+        check_table(file, encoding)
+    named = [name for name in columns if name is not None]
+    if len(set(named)) < len(named):
+        twice = next(name for name in named if named.count(name) > 1)
+        raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
+
+
 def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:
     for option, value in options.items():
         if value not in (None, False):

@@ -13,6 +13,7 @@ import typer
 from sot.cli.options import (
     AccumulationOption,
     DevOption,
+    EncodingOption,
     HeadOption,
     JsonOption,
     LabelOption,
@@ -27,6 +28,8 @@ from sot.cli.options import (
     TextOption,
     WorkersOption,
     check_log,
+    check_text_model,
+    check_texts,
     console,
     errors,
     picture_columns,
@@ -35,6 +38,7 @@ from sot.cli.options import (
     read_recipe,
     read_tags,
     refuse,
+    source_of,
     text_data,
 )
 from sot.files import counted, rich_table
@@ -81,6 +85,7 @@ def tune(
     pair: PairOption = None,
     label: LabelOption = "label",
     regression: RegressionOption = False,
+    encoding: EncodingOption = None,
     multi_label: MultiLabelOption = False,
     separator: SeparatorOption = None,
     recipe: RecipeOption = None,
@@ -105,18 +110,29 @@ def tune(
     as_json: JsonOption = False,
 ) -> None:
     """Search the settings of a recipe on a held-out part of the training data, and train the winner on all of it."""
+    from sot.data.spec import check_pictures
+
     report_to = check_log(log)
+    columns = (text, pair, label)
+    texts = _reads_texts(task, data)
+    _check(recipe or ("text" if texts else "finetune"), settings, search, sampler, (out, resume, overwrite, dry_run))
+    if data is not None and not texts and not data.startswith("hfds/"):
+        check_pictures(data)
+    elif texts:
+        check_text_model(model)
+        check_texts(task, data, dev, columns, encoding=encoding)
     from sot.training.recipe import load_recipe
     from sot.training.tune import Plan, Tuner
 
-    recipe = recipe or _usual_recipe(model, task, data)
+    recipe = recipe or ("text" if texts else _image_recipe(model, data))
     trained = read_recipe(recipe, settings, head, load_recipe(recipe).task)
     plan = Plan(search or [], _pinned(settings, head), sampler, trials, prune, seeds, held_out, metric, storage, study)
     tags = read_tags(label, multi_label, separator)
     share = {"share": held_out, "seed": trained[0].seed, "accumulation": accumulation}
     if trained[0].task == "text":
         refuse(f"recipe {recipe} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
-        job = _text_job(model, task, data, dev, (text, pair, label), regression, tags, share)
+        table, name = text_data(task, data, dev, columns, regression=regression, encoding=encoding, tags=tags)
+        job = _text_job(model, table, name, source_of(data, dev, columns, regression, tags), share)
     else:
         job = _image_job(
             model,
@@ -139,13 +155,36 @@ def tune(
     _print_outcome(outcome, f"{model} on {job.data}", out, as_json)
 
 
-def _usual_recipe(model: str, task: str | None, data: str | None) -> str:
-    """That of sot finetune for texts, else that of sot train."""
-    from sot.data.texts import task_of
+def _reads_texts(task: str | None, data: str | None) -> bool:
+    """Whether the data are texts: those of a task, or a table that names no files."""
+    from sot.data.glue import task_of
+    from sot.data.tags import has_pictures, is_picture_table
+
+    if task is not None or data is None or task_of(data) is not None:
+        return task is not None or data is not None
+    return data.endswith(TABLES) and not (is_picture_table(data) and has_pictures(data))
+
+
+def _check(recipe: str, settings: Any, search: list[str] | None, sampler: str | None, folder: Any) -> None:
+    """Refuse what can be told without loading torch."""
+    from sot.training.recipe import check_settings
+    from sot.training.run_folder import check_out
+    from sot.training.search import SAMPLERS, parse_search
+
+    out, resume, overwrite, dry_run = folder
+    if not dry_run:
+        check_out(out, resume, overwrite)
+    check_settings(recipe, settings or [])
+    for each in search or []:
+        parse_search(each)
+    if sampler not in (None, *SAMPLERS):
+        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
+
+
+def _image_recipe(model: str, data: str | None) -> str:
     from sot.training.choice import choose_recipe
 
-    texts = task is not None or (data is not None and (data.endswith(TABLES) or task_of(data) is not None))
-    return "text" if texts else choose_recipe(model, str(data), weights=False)[0]
+    return choose_recipe(model, str(data), weights=False)[0]
 
 
 def _starts_pretrained(model: str, recipe: str) -> bool:
@@ -161,22 +200,9 @@ def _pinned(settings: list[str] | None, head: str | None) -> list[str]:
     return [*(setting.partition("=")[0].strip() for setting in settings or []), *of_head]
 
 
-def _text_job(
-    model: str,
-    task: str | None,
-    data: str | None,
-    dev: Path | None,
-    columns: Any,
-    regression: bool,
-    tags: Any,
-    options: Any,
-) -> Any:
-    from sot.training.run_folder import full_name
+def _text_job(model: str, table: Any, name: str, source: dict[str, Any], options: Any) -> Any:
     from sot.training.tuning_jobs import text_job
 
-    table, name = text_data(task, data, dev, columns, regression=regression, tags=tags)
-    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
-    source |= {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
     return text_job(model, table, name, source=source, **options)
 
 
@@ -221,9 +247,11 @@ def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> No
     if as_json:
         typer.echo(json.dumps(asdict(outcome)))
         return
+    from sot.training.keeping import SMALLER_IS_BETTER
+
     done = [row for row in outcome.rows if row["value"] is not None]
     hidden = ("state", "value", "ended", "error")
-    done.sort(key=lambda row: row["value"], reverse=outcome.metric != "loss")
+    done.sort(key=lambda row: row["value"], reverse=outcome.metric not in SMALLER_IS_BETTER)
     names = [name for name in outcome.rows[0] if name not in hidden]
     cells = [[f"{row['value']:.4f}", *(str(row[name]) for name in names)] for row in done[:10]]
     shown = f"{title}: the best of {counted(len(outcome.rows), 'trials')} on the held-out part"

@@ -36,6 +36,29 @@ def multi_label_scores(logits: Array, labels: Array, thresholds: Sequence[float]
     }
 
 
+def class_scores(config: Any, logits: Array, labels: Array) -> dict[str, dict[str, float]]:
+    """Samples, precision, recall and F1 of every class; nothing for numbers to predict."""
+    if config.num_labels == 1:
+        return {}
+    if labels.ndim == 1:
+        logits, labels = logits[labels >= 0], labels[labels >= 0].astype(int)  # without what could not be read
+        every = np.eye(config.num_labels, dtype=bool)
+        truth, said = every[labels], every[logits.argmax(1)]
+    else:
+        there = labels[:, 0] >= 0
+        truth, said = labels[there] > HALF, chosen(logits[there], config.thresholds)
+    counts = zip(truth.sum(0).tolist(), said.sum(0).tolist(), (truth & said).sum(0).tolist())
+    return {
+        str(config.id2label[number]): {
+            "samples": samples,
+            "precision": right / max(1, predicted),
+            "recall": right / max(1, samples),
+            "f1": 2 * right / max(1, samples + predicted),
+        }
+        for number, (samples, predicted, right) in enumerate(counts)
+    }
+
+
 def best_thresholds(logits: Array, labels: Array) -> list[float]:
     """For each class the threshold of its probability with the largest F1; a half for a class that never occurs.
 

@@ -20,22 +20,13 @@ from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
 from sot.models.from_transformers import check_pairs
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
+from sot.saved import class_index
 
 if TYPE_CHECKING:
     from PIL import Image
 
 IMAGE_METHODS = (*METHODS, "relevance")
 Opened = tuple[Any, Any]  # a model and its processor
-
-
-def class_index(labels: list[str], name: str | int, what: str) -> int:
-    """The number of a class given by name or number."""
-    if isinstance(name, int | np.integer) and not isinstance(name, bool) and 0 <= name < len(labels):
-        return int(name)
-    if name in labels:
-        return labels.index(str(name))
-    shown = ", ".join(labels[:10]) + (", …" if len(labels) > 10 else "")
-    raise ValueError(f"the {what} {name!r} is not a class of the model; accepted: {shown}")
 
 
 def common_parts(

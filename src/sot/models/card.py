@@ -21,7 +21,7 @@ MOST_LABELS = 20  # that a card lists
 
 
 def card(title: str, labels: list[str], modality: str, head: Mapping[str, Any], about: str = "", **facts: Any) -> str:
-    """README.md of a model; of the facts `metrics` are scores by name, on the data called `dataset`."""
+    """README.md of a model; `facts` may be `metrics` by name, `by_class` (those of each class) and their `dataset`."""
     metrics: Mapping[str, float] = facts.get("metrics") or {}
     return f"""---
 {_metadata(title, f"{modality}-classification", metrics, str(facts.get("dataset", "")))}
@@ -29,13 +29,13 @@ def card(title: str, labels: list[str], modality: str, head: Mapping[str, Any], 
 # {as_markdown(title)}
 
 {about or f"A transformer for {PLURALS[modality]} with a second-order head."} Head: {_settings(head)}.
-{_table(metrics)}
+{_table(metrics)}{_class_table(facts.get("by_class") or {})}
 Classes: {_listed(labels)}.
 
 ## How to load it
 
-It needs the Python package `{DISTRIBUTION}`. Without it transformers does not recognise the model type `sot`.
-Install it from a checkout of its source with `pip install .`, then:
+You need the Python package `{DISTRIBUTION}`: install it from a checkout of its source with `pip install .`.
+Then `import sot` before you load the model:
 
 ```python
 import sot
@@ -45,7 +45,9 @@ classify = pipeline("{modality}-classification", "this folder")
 features = AutoModel.from_pretrained("this folder")          # pooler_output: what the head reads
 ```
 
-The folder holds weights (safetensors) and settings (JSON), and no code.
+Without the package, or without `import sot`, transformers stops with "The checkpoint you are trying to load has model
+type `sot` but Transformers does not recognize this architecture". Updating transformers does not help.
+The folder holds weights (safetensors) and settings (JSON). It holds no code, so `trust_remote_code` has no use.
 """
 
 
@@ -64,6 +66,18 @@ def _metadata(title: str, task: str, metrics: Mapping[str, float], dataset: str)
 def _table(metrics: Mapping[str, float]) -> str:
     rows = "".join(f"| {name} | {value:.4f} |\n" for name, value in metrics.items())
     return f"\n| validation | |\n|---|---|\n{rows}" if rows else ""
+
+
+def _class_table(by_class: Mapping[str, Mapping[str, float]]) -> str:
+    """Scores of every class; of many classes only the worst."""
+    worst = sorted(by_class.items(), key=lambda item: item[1]["f1"])[:MOST_LABELS]
+    shown = by_class.items() if len(by_class) <= MOST_LABELS else worst
+    rows = "".join(
+        f"| {as_markdown(name)} | {row['samples']} | {row['precision']:.3f} | {row['recall']:.3f} | {row['f1']:.3f} |\n"
+        for name, row in shown
+    )
+    which = "class" if len(by_class) <= MOST_LABELS else f"class (lowest F1 of {len(by_class)})"
+    return f"\n| {which} | samples | precision | recall | F1 |\n|---|---|---|---|---|\n{rows}" if rows else ""
 
 
 def _listed(labels: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
+from sot.evaluation.multi_label import class_scores
 from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
 from sot.training.adapters import merge_adapters
@@ -27,6 +30,7 @@ from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 EMA_FILE = "ema.safetensors"
+CLASSES_FILE = "classes.json"  # scores of each class
 BEST = "best"  # folder of the weights to keep, until the run ends
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # gathered from all processes on the first
 
@@ -106,6 +110,7 @@ class SoTTrainer(Trainer):
         self.average: Average | None = None
         self.resumed_from: Path | None = None
         self.staging = False
+        self.by_class: dict[str, dict[str, float]] = {}  # of the last evaluation
         self.add_callback(DecideAtEpochs(recipe))
         if recipe.ema > 0:
             self.add_callback(KeepAverage(self))
@@ -164,11 +169,18 @@ class SoTTrainer(Trainer):
                 self._keep_best()
         return scores
 
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """As usual; the scores of each class are kept beside, for the card."""
+        found = super().evaluation_loop(*args, **kwargs)
+        self.by_class = class_scores(self.model.config, np.asarray(found.predictions), np.asarray(found.label_ids))
+        return found
+
     def _keep_best(self) -> None:
         """Put the model as it was evaluated beside the checkpoints, whole or not at all."""
         out = Path(self.args.output_dir)
         self.save_best(out / UNFINISHED / BEST)
         if self.is_world_process_zero():
+            (out / UNFINISHED / BEST / CLASSES_FILE).write_text(json.dumps(self.by_class, indent=1))
             finish_checkpoint(out / UNFINISHED / BEST, out / BEST)
             shutil.rmtree(out / UNFINISHED)
         self.accelerator.wait_for_everyone()

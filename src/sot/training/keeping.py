@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from sot.training.recipe import Recipe
 
+FEW_STEPS = 100  # of an epoch
 SMALLER_IS_BETTER = ("loss", "calibration_error")
 Row = Mapping[str, Any]
 
@@ -68,7 +69,10 @@ class DecideAtEpochs(TrainerCallback):
         epoch = round(state.epoch)
         if abs(state.epoch - epoch) > 1e-6:
             control.should_evaluate = control.should_log = False
-        control.should_evaluate &= epoch % self.recipe.evaluate_every == 0 and epoch < args.num_train_epochs
+        due, last = epoch % self.recipe.evaluate_every == 0, epoch >= args.num_train_epochs
+        control.should_evaluate &= due and not last
+        if state.max_steps < FEW_STEPS * args.num_train_epochs and not control.should_training_stop:
+            control.should_save &= due or last  # writing would take longer than such an epoch
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop if the last evaluations were no better."""

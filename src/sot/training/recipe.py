@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from sot.errors import SettingError
+
 CHOICES = {
     "task": ("image", "text", "audio"),
     "schedule": ("cosine", "linear", "constant"),
@@ -22,6 +24,10 @@ NOT_NEGATIVE = (
     *("cooldown_epochs", "lr", "warmup_epochs", "warmup_lr", "adam_epsilon", "weight_decay", "max_grad_norm"),
     *("layer_decay", "head_lr_multiplier", "train_samples", "mixup", "cutmix", "color_jitter", "seed"),
     *("min_steps", "patience", "lora"),
+)
+METRICS = (  # auto is the task's own; a task has some of the others
+    *("auto", "accuracy", "macro_f1", "mcc", "loss", "calibration_error", "f1", "top5"),
+    *("micro_f1", "map", "subset_accuracy", "pearson", "spearman"),
 )
 SHARES = ("erasing", "flip", "label_smoothing", "drop_path", "ema")
 
@@ -91,6 +97,8 @@ class Recipe:
             if getattr(self, name) not in accepted:
                 raise ValueError(f"{name} must be one of {', '.join(accepted)}, got {getattr(self, name)!r}")
         _check_numbers(self)
+        if self.metric not in (None, *METRICS):
+            raise SettingError("{metric} must be one of {}, got {!r}", ", ".join(METRICS), self.metric)
         if self.patience and self.metric is None:
             raise ValueError(f"patience {self.patience} needs a metric that could get better, got metric null")
         if self.freeze and self.lora:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from transformers import ProgressCallback, TrainerCallback
 
 from sot.errors import Interrupted
-from sot.files import as_csv, as_png, read_object, write_atomically
+from sot.files import as_csv, as_png, counted, read_object, write_atomically
 from sot.models.card import card
 from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
 from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
-from sot.training.engine import BEST, SoTTrainer
+from sot.training.engine import BEST, CLASSES_FILE, SoTTrainer
 from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
 from sot.training.recipe import Recipe
 
@@ -83,11 +83,13 @@ def _finish(
     epoch, stopped = round(kept.pop("epoch", 0)), stops_early(history, recipe)
     if recipe.metric is None:
         trainer.save_best(out)
+        write_beside(out / CLASSES_FILE, json.dumps(trainer.by_class, indent=1))
     if trainer.is_world_process_zero():
         if recipe.metric is not None and (out / BEST).is_dir():
             _move_files(out / BEST, out)
         told = kept_words(recipe, epoch, stopped)
-        written = model_card(identity, recipe, kept, labels, trainer.model.config.head, told)
+        by_class = read_object(out / CLASSES_FILE) if (out / CLASSES_FILE).is_file() else {}
+        written = model_card(identity, recipe, kept, labels, trainer.model.config.head, told, by_class)
         write_beside(out / "README.md", written)
         write_atomically(out / KEPT_FILE, json.dumps({"epoch": epoch, "metric": recipe.metric, **kept}, indent=1))
     return kept
@@ -106,7 +108,8 @@ def kept_words(recipe: Recipe, epoch: int, stopped: bool) -> str:
     last = recipe.epochs + recipe.cooldown_epochs
     if recipe.metric is None:
         return f"The last of {last} epochs was kept."
-    why = f", and training stopped after {recipe.patience} evaluations that were no better" if stopped else ""
+    worse = counted(recipe.patience, "evaluations")
+    why = f", and training stopped after {worse} without a better one" if stopped else ""
     return f"Epoch {epoch} of {last} was kept, the best by {recipe.metric} on the validation set{why}."
 
 
@@ -238,6 +241,7 @@ def model_card(
     labels: Sequence[str],
     head: Mapping[str, Any],
     kept: str = "",
+    by_class: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
     """README.md of a trained model; `kept` says which epoch it is of."""
     written = card(
@@ -248,5 +252,6 @@ def model_card(
         f"Trained by `sot {identity['command']}`. {kept}".strip(),
         metrics={name.removeprefix("eval_"): value for name, value in metrics.items()},
         dataset=identity["data"],
+        by_class=by_class,
     )
     return f"{written}\nRecipe: `recipe.yaml`. Metrics by epoch: `metrics.csv`. ![curves](curves.png)\n"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sot.core.head_config import HeadConfig
 from sot.errors import SettingError
 from sot.training.recipe import Recipe, parse_setting
+
+if TYPE_CHECKING:
+    from sot.core.head_config import HeadConfig
 
 OF_CLASS_TOKEN = ("fusion", "class_width", "pre_norm")  # what a head without words has
 FORMS = "lr=1e-5..1e-3:log, epochs=3..10 or head.dropout=0.5,0.8"
@@ -34,7 +36,8 @@ class Range:
 
 Choices = Sequence[Any] | Range
 Space = dict[str, Choices]
-Trained = tuple[Recipe, HeadConfig | None]
+Trained = tuple[Recipe, "HeadConfig | None"]
+SAMPLERS = ("grid", "random", "tpe")
 
 
 def parse_search(text: str) -> tuple[str, Choices]:
@@ -43,7 +46,7 @@ def parse_search(text: str) -> tuple[str, Choices]:
     if not separator or not values.strip():
         raise SettingError("{search} has the form key=values, such as {}, got {!r}", FORMS, text)
     name, low, high = name.strip(), *values.partition("..")[::2]
-    if not high:
+    if ".." not in values:
         return name, [_number(value) for value in parse_setting(f"{name}=[{values}]")[1]]
     high, _, scale = high.partition(":")
     ends = [_number(parse_setting(f"{name}={end}")[1]) for end in (low, high)]
@@ -103,6 +106,8 @@ def _check(trained: Trained, name: str, values: Choices) -> None:
 
 def settle(trained: Trained, values: Mapping[str, Any]) -> Trained:
     """The recipe and head of one trial; the recipe has all of the head's settings, and no grid."""
+    from sot.core.head_config import HeadConfig
+
     recipe, head = trained
     own = {name: value for name, value in values.items() if not name.startswith("head.")}
     changes = {name.removeprefix("head."): value for name, value in values.items() if name not in own}

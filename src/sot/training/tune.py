@@ -16,15 +16,15 @@ from sot.extras import need
 from sot.files import as_csv, read_object, write_atomically
 from sot.lock import only_writer
 from sot.training.engine import Diverged
+from sot.training.keeping import SMALLER_IS_BETTER
 from sot.training.run_folder import full_name, open_run
-from sot.training.search import Space, Trained, search_space, settle, size
+from sot.training.search import SAMPLERS, Space, Trained, search_space, settle, size
 from sot.training.train_images import world_size
 from sot.training.trials import Stopwatch, Timed, Watch, keep_numbers, score
 from sot.training.tuning_jobs import Job
 from sot.training.tuning_report import Cost, cost_of, draw_trials, last_line
 
 RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
-LOWER_IS_BETTER = ("loss",)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Tuner:
         recipe, _ = self.trained
         with open_run(out, {**self.identity(), **self.job.source}, recipe, resume, overwrite):
             pass  # from here on others may help
-        lower, storage = self.metric in LOWER_IS_BETTER, self.plan.storage or f"sqlite:///{out.resolve()}/study.db"
+        lower, storage = self.metric in SMALLER_IS_BETTER, self.plan.storage or f"sqlite:///{out.resolve()}/study.db"
         name = self.plan.study or out.resolve().name
         search = Search(storage, name, self.space, self.sampler, recipe.seed, self.prune, lower)
         search.join({"name": Path(self.job.data).name, "recipe": recipe.to_yaml(), **_portable(self.identity())})
@@ -168,8 +168,8 @@ def _choose(space: Space, plan: Plan) -> tuple[str, int]:
     """The sampler, and how many trials it makes."""
     combinations = size(space)
     sampler = plan.sampler or ("grid" if combinations is not None and plan.trials is None else "tpe")
-    if sampler not in ("grid", "random", "tpe"):
-        raise SettingError("{sampler} must be grid, random or tpe, got {!r}", sampler)
+    if sampler not in SAMPLERS:
+        raise SettingError("{sampler} must be one of {}, got {!r}", ", ".join(SAMPLERS), sampler)
     if sampler != "grid":
         return sampler, plan.trials or USUAL_TRIALS
     if combinations is None:
