@@ -219,7 +219,7 @@ def test_what_cannot_be_evaluated_is_one_sentence(three, tmp_path):
     for arguments, message in (
         ([tmp_path / "nowhere", "x.png"], "nowhere is not a model"),
         ([model], "nothing to predict"),
-        ([model, tmp_path / "no.png"], "1 of 1 inputs could not be read"),
+        ([model, tmp_path / "no.png"], "1 of 1 input could not be read"),
     ):
         result = sot("predict", *arguments)
         assert result.returncode == 2 and message in result.stderr, result.stderr
