@@ -374,7 +374,7 @@ def test_sigterm_writes_a_checkpoint_and_the_rest_ends_with_the_same_bits(groupe
     with pytest.raises(Interrupted) as stop:
         run_texts(bert, tmp_path / "cut", recipe, data, callbacks=[Terminate()])
     assert stop.value.number == signal.SIGTERM and stop.value.checkpoint == tmp_path / "cut" / "checkpoint-5"
-    with pytest.raises(SettingError, match=r"cut is a run that has not finished: go on with it by resume"):
+    with pytest.raises(SettingError, match=r"cut is an unfinished run: continue it with resume"):
         load_model(tmp_path / "cut")
     run_texts(bert, tmp_path / "cut", recipe, data, resume=True)
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
@@ -392,7 +392,7 @@ def test_a_stopped_command_says_what_was_saved_and_how_to_go_on(photos, tmp_path
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 128 + signal.SIGTERM and "Traceback" not in said
-    assert f"Saved: {out}/checkpoint-" in said and f"Go on with: sot {' '.join(command)} --resume" in said
+    assert f"Saved: {out}/checkpoint-" in said and f"Continue with: sot {' '.join(command)} --resume" in said
     assert "epoch 1 of 400: loss" in said
 
 
@@ -405,12 +405,12 @@ def test_training_goes_on_from_a_run_with_its_head_or_a_new_one(bert, tmp_path, 
     run_texts(str(tmp_path / "first"), tmp_path / "second", text_recipe(lr=1e-9))
     after = load_file(tmp_path / "second" / "model.safetensors")
     assert all(torch.allclose(after[name], value, atol=1e-6) for name, value in before.items())
-    assert "begins anew" not in caplog.text
+    assert "a new one is trained" not in caplog.text
     other = words()
     other.labels = ["bad", "good"]
     run_texts(str(tmp_path / "first"), tmp_path / "third", text_recipe(lr=1e-9), other)
     third, name = load_file(tmp_path / "third" / "model.safetensors"), "backbone.encoder.layer.0.output.dense.weight"
-    assert torch.allclose(third[name], before[name], atol=1e-6) and "begins anew" in caplog.text
+    assert torch.allclose(third[name], before[name], atol=1e-6) and "a new one is trained" in caplog.text
     assert not torch.allclose(
         third["classifier.word_linear.weight"], before["classifier.word_linear.weight"], atol=1e-3
     )
@@ -545,7 +545,7 @@ def test_a_folder_that_nobody_may_write_to_is_refused():
 def test_nothing_to_resume_is_said(bert, tmp_path):
     said = []
     run_texts(bert, tmp_path / "run", text_recipe(epochs=1), resume=True, say=said.append)
-    assert said[0] == f"nothing to resume in {tmp_path / 'run'}: the run begins"
+    assert said[0] == f"Nothing to resume in {tmp_path / 'run'}: the run starts."
 
 
 def test_a_model_that_only_the_hub_could_have_is_told_apart(tmp_path):

@@ -177,7 +177,7 @@ def test_a_text_that_just_fits_is_not_cut(place):
         (["text", "--data", "texts.csv", "--text", "id", "--text", "text"], "--text and --pair name one column each"),
         (["text", "--data", "texts.csv", "--encoding", "x"], "--encoding must be one that Python knows"),
         (["text", "--data", "texts.csv", "photos"], "--data is the only input: leave out 'photos'"),
-        (["unfinished", "photos"], "unfinished is a run that has not finished: go on with it by --resume"),
+        (["unfinished", "photos"], "unfinished is an unfinished run: continue it with --resume"),
         (["text", "--data", "open.csv"], "open.csv, row 2: a quote that is never closed"),
         (["text"], "nothing to predict"),
     ],

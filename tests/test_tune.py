@@ -350,7 +350,7 @@ def test_sot_tune_reads_a_folder_of_glue_and_the_papers_head(tmp_path, bert):
     assert result.returncode == 0, result.stderr
     assert (
         "2 trainings on 16 samples" in result.stdout
-        and "no use for head.representation_size, head.dropout" in result.stderr
+        and "Not searched, as the head has no words: head.representation_size, head.dropout." in result.stderr
     )
 
 

@@ -20,7 +20,7 @@ def folder_config(folder: Path) -> dict[str, Any]:
     if file.is_file():
         return read_settings(file)
     if (folder / RUN_FILE).is_file():
-        raise SettingError("{} is a run that has not finished: go on with it by {resume}", folder)
+        raise SettingError("{} is an unfinished run: continue it with {resume}", folder)
     raise ValueError(f"{folder} is not a model: it has no config.json")
 
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def backbones(
     pattern: Annotated[
-        str | None, typer.Argument(help="Wildcard over all timm names; one small model of each family by default.")
+        str | None, typer.Argument(help="Wildcard over timm names. Default: one small model of each family.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Every architecture of timm.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every timm architecture.")] = False,
     as_json: LinesOption = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/backbones.md.")] = False,
 ) -> None:
-    """List timm's architectures: where each has its tokens, or why it is refused."""
+    """List timm architectures: where each has its tokens, or why it is refused."""
     from sot.models.survey import COLUMNS, find_backbones, markdown, survey
 
     refuse_both("--json", "--markdown", as_json and as_markdown)

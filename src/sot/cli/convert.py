@@ -16,10 +16,10 @@ Fusions = Literal["sum", "concat", "aggr_all", "late", "class", "word"]  # as `F
 
 def convert(
     source: Annotated[Path, typer.Argument(help="Weights of the authors' code: .pth, .pt, .tar or .safetensors.")],
-    target: Annotated[Path, typer.Argument(help="Where to write ours: a .safetensors file.")],
+    target: Annotated[Path, typer.Argument(help="Our weights: a .safetensors file to write.")],
     fusion: Annotated[Fusions, typer.Option(help="Fusion the weights were trained with.")] = "sum",
 ) -> None:
-    """Rename weights laid out like the authors' code, and report every key."""
+    """Convert weights of the authors' code, and report every key."""
     from sot.paper.convert import convert_state_dict, load_converted, read_weights, write_weights
 
     if target.suffix != ".safetensors":

@@ -13,10 +13,10 @@ from sot.files import rich_table
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder of the runs and the figure.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(help="How many seeds for each head.", min=1)] = 3,
+    seeds: Annotated[int, typer.Option(help="Seeds per head.", min=1)] = 3,
     settings: SetOption = None,
 ) -> None:
-    """Train class token, word tokens and both on real images, and compare: minutes on a laptop."""
+    """Compare class token, word tokens and both on real images: minutes on a laptop."""
     from transformers.utils import logging
 
     from sot.training.demo import run_demo, summary

@@ -20,14 +20,16 @@ from sot.cli.options import (
     TextOption,
     console,
     is_first_process,
+    of_data,
+    of_output,
     picture_columns,
     plain,
     print_scores,
     progress,
     read_tags,
     refuse,
-    text_data,
 )
+from sot.cli.texts import text_data
 from sot.files import as_png, check_output, rich_table, write_atomically
 
 if TYPE_CHECKING:
@@ -41,8 +43,8 @@ def _progress(items: Iterable[Any]) -> Iterable[Any]:
 
 
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="A trained model.")],
-    data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
+    data: Annotated[str | None, of_data(help="As --data of sot train or sot finetune.")] = None,
     task: TaskOption = None,
     text: TextOption = "sentence",
     pair: PairOption = None,
@@ -50,18 +52,18 @@ def evaluate(
     encoding: EncodingOption = None,
     separator: SeparatorOption = None,
     all_classes: Annotated[
-        bool, typer.Option(help="Let the model choose among classes the data does not have.")
+        bool, typer.Option(help="Let the model choose classes that the data does not have.")
     ] = False,
-    confusion: Annotated[Path | None, typer.Option(help="Write the confusion matrix as a PNG image.")] = None,
-    samples: Annotated[int, typer.Option(help="Score only so many images, drawn once; 0 is all.", min=0)] = 0,
+    confusion: Annotated[Path | None, of_output(help="Write the confusion matrix to this .png file.")] = None,
+    samples: Annotated[int, of_data(help="Score this many images, drawn once. 0: all.", min=0)] = 0,
     corruptions: Annotated[
         str | None, typer.Option(help="Corrupt images: common, all, noise, blur, weather, digital, or names.")
     ] = None,
-    severities: Annotated[str, typer.Option(help="Of the corruptions, from 1 to 5: 1,3,5.")] = SEVERITIES,
+    severities: Annotated[str, typer.Option(help="Severities of the corruptions, from 1 to 5.")] = SEVERITIES,
     batch_size: BatchOption = 64,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a trained model: accuracy, loss, calibration, by class; or the metric of a GLUE task."""
+    """Score a trained model: accuracy, F1, calibration, each class; or the metric of a GLUE task."""
     from sot.saved import class_names, folder_config, folder_modality
 
     several = folder_config(folder).get("problem_type") == "multi_label_classification"

@@ -30,24 +30,24 @@ MAX_ROWS = 100  # images in columns.png
 
 
 def explain(
-    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
     images: Annotated[list[Path] | None, typer.Argument(help="Images or sounds.")] = None,
     out: Annotated[
-        Path, typer.Option("--out", help="Folder of the figures (.png), raw maps (.npz), pages (.html).")
+        Path, typer.Option("--out", help="Folder of the figures (.png), raw values (.npz) and pages (.html).")
     ] = ...,  # type: ignore[assignment]
     text: Annotated[str | None, typer.Option(help="A text, for a text model.")] = None,
     pair: Annotated[str | None, typer.Option(help="The second text of a pair.")] = None,
     method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(help="The true class: one for all, or one for each image; else the image's folder, if a class."),
+        typer.Option(help="True class: one for all, or one per image. Default: the image's folder, if it is a class."),
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The class to explain; by default the one predicted.")] = None,
-    class_model: Annotated[Path | None, typer.Option(help="A model of its own for the class token's column.")] = None,
-    word_model: Annotated[Path | None, typer.Option(help="A model of its own for the words' column.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class to explain. Default: the predicted one.")] = None,
+    class_model: Annotated[Path | None, typer.Option(help="Another model for the class token's column.")] = None,
+    word_model: Annotated[Path | None, typer.Option(help="Another model for the words' column.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the class token, the words and both look at: maps, contributions, spectrum, pairs of words."""
+    """Show what drives each branch: maps, contributions, spectrum, pairs of words."""
     from sot.saved import class_index, class_names, folder_modality
 
     folders = {"model": folder, "class_model": class_model, "word_model": word_model}

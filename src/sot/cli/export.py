@@ -13,12 +13,14 @@ from sot.files import rich_table
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(help="A trained model.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
     to: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx",
-    out: Annotated[Path | None, typer.Option("--out", help="File to write; model.onnx or model.pt2 in FOLDER.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write. Default: model.onnx or model.pt2 in the folder.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model for onnxruntime or torch, for any number of samples and tokens, and check it."""
+    """Export a model to ONNX or torch.export, and check its outputs."""
     from sot.evaluation.formats import export_target
     from sot.saved import folder_config
 

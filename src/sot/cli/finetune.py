@@ -28,12 +28,8 @@ from sot.cli.options import (
     TaskOption,
     TextOption,
     check_log,
-    check_text_model,
-    check_texts,
     read_recipe,
     read_tags,
-    source_of,
-    text_data,
 )
 from sot.cli.runs import (
     BalanceOption,
@@ -49,6 +45,7 @@ from sot.cli.runs import (
     run_settings,
     say,
 )
+from sot.cli.texts import check_text_model, check_texts, source_of, text_data
 
 
 def finetune(
@@ -80,7 +77,7 @@ def finetune(
     log: LogOption = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Fine-tune a text classifier by a recipe."""
+    """Fine-tune a text classifier."""
     from sot.training.recipe import check_settings
 
     report_to = check_log(log)

@@ -35,10 +35,11 @@ from sot.cli.ui import ui
 from sot.errors import Interrupted, SettingError
 from sot.files import one_line, visible
 
-COMMANDS = (
-    *(models, backbones, convert, train, finetune, tune, recipes, demo),
-    *(evaluate, predict, export, probe, explain, reproduce, ui),
-)
+COMMANDS = {
+    "Train": (train, finetune, tune, probe, recipes, demo),
+    "Use": (predict, evaluate, explain, export, ui),
+    "Study": (models, backbones, reproduce, convert),
+}
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -56,11 +57,13 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def describe(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
     modules: Annotated[
         list[str] | None,
-        typer.Option("--import", envvar="SOT_IMPORT", help="Import a module of yours first: it adds pools or norms."),
+        typer.Option(
+            "--import", envvar="SOT_IMPORT", help="Import your module first, e.g. one that adds a pool or norm."
+        ),
     ] = None,
 ) -> None:
     """Second-order transformers: classify from the class token and the word tokens."""
@@ -73,9 +76,10 @@ def describe(
             raise ValueError(f"--import {name} failed: {one_line(error)}") from error
 
 
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(bench_counts.app, name="bench")
+for panel, commands in COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(bench_counts.app, name="bench", rich_help_panel="Study")
 
 
 def option_of(setting: str) -> str:
@@ -102,9 +106,9 @@ def _say_how_to_go_on(stop: Interrupted) -> None:
     """What was saved, and the command that continues; on standard error, where a run's log is."""
     words = [word for word in sys.argv[1:] if word not in ("--overwrite", "--resume")]
     if stop.checkpoint is None:
-        said = "Stopped before the first checkpoint: nothing was saved."
+        said = "Stopped before the first checkpoint. Nothing was saved."
     else:
-        said = f"Stopped. Saved: {stop.checkpoint}\nGo on with: {shlex.join(['sot', *words, '--resume'])}"
+        said = f"Stopped. Saved: {stop.checkpoint}\nContinue with: {shlex.join(['sot', *words, '--resume'])}"
     errors.print(said, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 
 def models(
-    pattern: Annotated[str | None, typer.Argument(help="Wildcard over all timm names; the paper's by default.")] = None,
-    table: Annotated[str | None, typer.Option(help="A comparison table of the paper instead: 5a, 5b or 5c.")] = None,
-    training: Annotated[bool, typer.Option("--training", help="What training them on ImageNet takes instead.")] = False,
+    pattern: Annotated[
+        str | None, typer.Argument(help="Wildcard over timm names. Default: the paper's models.")
+    ] = None,
+    table: Annotated[str | None, typer.Option(help="A comparison table of the paper: 5a, 5b or 5c.")] = None,
+    training: Annotated[bool, typer.Option("--training", help="Print what training on ImageNet takes.")] = False,
     as_json: LinesOption = False,
 ) -> None:
-    """List models: parameters, multiply-adds in both conventions, and the paper's figures."""
+    """List models with parameters and multiply-adds, beside the paper's figures."""
     import timm
 
     from sot.models.complexity import measure_complexity

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,45 +41,47 @@ SECONDS_A_LINE = 30  # of progress where there is no terminal
 
 # --- options ---------------------------------------------------------------------------------------------------
 
+of_data = partial(typer.Option, rich_help_panel="Data")
+of_training = partial(typer.Option, rich_help_panel="Training")
+of_start = partial(typer.Option, rich_help_panel="Start from")
+of_output = partial(typer.Option, rich_help_panel="Output")
+
 OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: model, metrics, curves, checkpoints.")]
 HeadOption = Annotated[
     str | None,
-    typer.Option(help="Head settings as fusion=sum,pool=mgcrp,…; paper: its norm; none: no second order."),
+    of_training(
+        help="Head settings, e.g. fusion=sum,pool=mgcrp. paper: the paper's norm. none: no second-order pooling."
+    ),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Recipe settings as key=value; repeatable.")]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue the run in --out from its last whole checkpoint.")
-]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-AccumulationOption = Annotated[int, typer.Option(help="Steps over which a batch is accumulated.", min=1)]
-LogOption = Annotated[str, typer.Option("--logger", help="tensorboard, wandb, all or none.")]
-RecipeOption = Annotated[str, typer.Option(help="A name of `sot recipes`, or a YAML file.")]
-WorkersOption = Annotated[int, typer.Option(help="Processes that load images.", min=0)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+SetOption = Annotated[list[str] | None, of_training("--set", help="Recipe setting as key=value. Repeatable.")]
+ResumeOption = Annotated[bool, of_output("--resume", help="Continue the run in --out from its last checkpoint.")]
+OverwriteOption = Annotated[bool, of_output("--overwrite", help="Replace the run in --out.")]
+AccumulationOption = Annotated[int, of_training(help="Gradient accumulation steps.", min=1)]
+LogOption = Annotated[str, of_output("--logger", help="Logger: tensorboard, wandb, all or none.")]
+RecipeOption = Annotated[str, of_training(help="Recipe name (see `sot recipes`) or YAML file.")]
+WorkersOption = Annotated[int, of_data(help="Processes that load images.", min=0)]
+JsonOption = Annotated[bool, of_output("--json", help="Print JSON instead of tables.")]
 LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per model.")]
-BatchOption = Annotated[int, typer.Option(help="Samples at a time.", min=1)]
+BatchOption = Annotated[int, typer.Option(help="Batch size.", min=1)]
 TaskOption = Annotated[
-    str | None, typer.Option(help="cola, rte, mnli, qnli, sst2, mrpc, …, or acceptability (built in).")
+    str | None, of_data(help="GLUE task: cola, rte, mnli, qnli, sst2, mrpc, …; or acceptability (built in).")
 ]
 DataOption = Annotated[
-    str | None, typer.Option(help="Folder of a GLUE task, a .csv, .tsv or .jsonl table, or hfds/NAME[:CONFIG].")
+    str | None, of_data(help="A .csv, .tsv or .jsonl table, the folder of a GLUE task, or hfds/NAME[:CONFIG].")
 ]
-DevOption = Annotated[Path | None, typer.Option(help="Table to evaluate on, where --data is a table.")]
-TextOption = Annotated[str, typer.Option(help="Column of the text; `text` if there is no `sentence`.")]
-PairOption = Annotated[str | None, typer.Option(help="Column of the second text of a pair.")]
-LabelOption = Annotated[str, typer.Option(help="Column of the label.")]
+DevOption = Annotated[Path | None, of_data(help="Table to validate on. Default: a stratified fifth of --data.")]
+TextOption = Annotated[str, of_data(help="Text column; `text` if there is no `sentence`.")]
+PairOption = Annotated[str | None, of_data(help="Column of the second text of a pair.")]
+LabelOption = Annotated[str, of_data(help="Label column.")]
 EncodingOption = Annotated[
-    str | None, typer.Option(help="Encoding of the tables, such as latin-1; UTF-8 or what they say by default.")
+    str | None, of_data(help="Encoding of the tables, e.g. latin-1. Default: UTF-8, or UTF-16 by its mark.")
 ]
-RegressionOption = Annotated[
-    bool, typer.Option("--regression", help="Labels of a table are numbers to predict, not classes.")
-]
+RegressionOption = Annotated[bool, of_data("--regression", help="Labels are numbers to predict.")]
 MultiLabelOption = Annotated[
-    bool,
-    typer.Option("--multi-label", help="A sample may have several labels: --label tags, or a,b,c for 0/1 columns."),
+    bool, of_data("--multi-label", help="Several labels per sample: --label tags, or --label a,b,c for 0/1 columns.")
 ]
 SeparatorOption = Annotated[
-    str | None, typer.Option(help="What stands between the labels of a cell: ; by default with --multi-label.")
+    str | None, of_data(help="Separator of the labels in a cell. Default with --multi-label: a semicolon.")
 ]
 
 # --- what is read -----------------------------------------------------------------------------------------------
@@ -144,91 +147,6 @@ def picture_columns(data: str, label: str, tags: Tags | None) -> Any:
         return PictureColumns(label, tags)
     refuse(f"{data} is no table of images", {"--multi-label": tags is not None, "--label": label != "label"})
     return None
-
-
-def text_data(
-    task: str | None,
-    data: str | None,
-    dev: Path | None,
-    columns: tuple[str, str | None, str],
-    labels: Any = None,
-    regression: bool = False,
-    encoding: str | None = None,
-    tags: Tags | None = None,
-) -> tuple[Any, str]:
-    """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate.
-
-    A model of one label predicts numbers.
-    """
-    from sot.data.texts import Columns, load_set, load_table, load_task, task_of
-
-    task = task or (data and task_of(data))
-    if task is not None:
-        usual = Columns()
-        defaults = {"--text": usual.text, "--pair": usual.pair, "--label": usual.label}
-        changed = {name: value for (name, default), value in zip(defaults.items(), columns) if value != default}
-        others = {"--encoding": encoding, "--regression": regression, "--multi-label": tags is not None}
-        _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
-        return load_task(task, data), task
-    if data is None:
-        raise ValueError("name a --task, or give --data a table with columns --text and --label")
-    refuse_both("--regression", "--multi-label", regression and tags is not None)
-    regression |= labels is not None and len(labels) == 1
-    if data.startswith("hfds/"):
-        _refuse_of_tables(data, {"--dev": dev, "--encoding": encoding})
-        return load_set(data, Columns(*columns, tags), labels, regression), data
-    train = Path(data) if labels is None else None
-    dev = dev if train else Path(data)
-    return load_table(train, dev, Columns(*columns, tags), labels, regression, encoding), Path(data).name
-
-
-def source_of(data: str | None, dev: Path | None, columns: Any, regression: bool, tags: Tags | None) -> dict[str, Any]:
-    """What tells texts from others of the same name, for a run that is resumed."""
-    from sot.training.run_folder import full_name
-
-    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
-    return source | {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
-
-
-def check_text_model(model: str) -> None:
-    """Refuse a timm name, which the hub would only call missing; timm's sources are searched and not loaded."""
-    name, found = model.partition(".")[0], importlib.util.find_spec("timm")
-    if not name.isidentifier() or Path(model).exists() or found is None or found.origin is None:
-        return
-    files = (Path(found.origin).parent / "models").glob("*.py")
-    if name.startswith("sot_") or any(f"@register_model\ndef {name}(" in file.read_text() for file in files):
-        raise ValueError(f"{model} is a timm model, for images: use sot train; accepted: a text model")
-
-
-def check_texts(
-    task: str | None,
-    data: str | None,
-    dev: Path | None,
-    columns: tuple[str, str | None, str],
-    folds: int | None = None,
-    encoding: str | None = None,
-) -> None:
-    """Refuse what names and files tell of a table of texts, before any library is loaded."""
-    from sot.data.glue import task_of
-    from sot.data.rows import check_table
-
-    if folds is not None and (task is not None or dev is not None):
-        raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
-    if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
-        return
-    for file in filter(None, (Path(data), dev)):
-        check_table(file, encoding)
-    named = [name for name in columns if name is not None]
-    if len(set(named)) < len(named):
-        twice = next(name for name in named if named.count(name) > 1)
-        raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
-
-
-def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:
-    for option, value in options.items():
-        if value not in (None, False):
-            shown = option if value is True else f"{option} {value}"
-            raise ValueError(f"{shown} is for tables, and {what} has its own")
 
 
 def refuse(why: str, options: Mapping[str, bool]) -> None:

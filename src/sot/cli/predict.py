@@ -43,27 +43,25 @@ class Given:
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="A trained model, or a file that `sot export` made of one.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a trained model, or a file of `sot export`.")],
     inputs: Annotated[
         list[str] | None,
-        typer.Argument(help="Images, sounds and folders of them; or - for one path or text a line."),
+        typer.Argument(help="Images, sounds, or folders of them. -: one path or text per line of standard input."),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(help="A text; repeatable. With --data the column of the text.")
-    ] = None,
+    text: Annotated[list[str] | None, typer.Option(help="A text; repeatable. With --data: the text column.")] = None,
     pair: Annotated[
-        list[str] | None, typer.Option(help="The second text of a pair, one for each --text. With --data its column.")
+        list[str] | None, typer.Option(help="Second text of a pair, one per --text. With --data: its column.")
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="A .csv, .tsv, .txt or .jsonl table of texts.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Table of texts: .csv, .tsv, .txt or .jsonl.")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write inputs and scores to a .csv, .tsv or .jsonl file instead.")
+        Path | None, typer.Option(help="Write inputs, classes and scores to a .csv, .tsv or .jsonl file.")
     ] = None,
     encoding: EncodingOption = None,
-    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
+    top: Annotated[int, typer.Option(help="Classes to show per input.", min=1)] = 3,
     batch_size: BatchOption = 32,
     as_json: JsonOption = False,
 ) -> None:
-    """Classify images, sounds or texts: one, many, folders of them, or a table."""
+    """Classify images, sounds or texts: files, folders or a table."""
     given = _given(folder, inputs or [], text or [], pair or [], data, encoding)
     if output is not None:
         refuse("--output writes a file", {"--json": as_json})

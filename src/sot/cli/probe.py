@@ -21,8 +21,8 @@ from sot.cli.options import (
     console,
     progress,
     refuse,
-    text_data,
 )
+from sot.cli.texts import text_data
 
 
 def probe(

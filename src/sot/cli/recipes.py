@@ -10,7 +10,7 @@ from rich.table import Table
 from sot.cli.options import console
 
 
-def recipes(name: Annotated[str | None, typer.Argument(help="Print this one; without it, list all.")] = None) -> None:
+def recipes(name: Annotated[str | None, typer.Argument(help="Recipe to print. Default: list all.")] = None) -> None:
     """List the recipes, or print one."""
     from sot.training.recipe import load_recipe, recipe_names
 

@@ -17,27 +17,25 @@ if TYPE_CHECKING:
 
 def reproduce(
     table: Annotated[str | None, typer.Argument(help="Number of a table in the paper; without it, list all.")] = None,
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder of the results, the runs, the table and the figure.")
-    ] = Path("reproduce"),
-    data: Annotated[str | None, typer.Option(help="Images, as in sot train.")] = None,
-    texts: Annotated[
-        Path | None, typer.Option(help="Folder with the folders of the text tasks; the hub's by default.")
-    ] = None,
-    imagenet_a: Annotated[str | None, typer.Option(help="ImageNet-A, to evaluate what is trained.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of rows that name none: --preset cpu of texts.")] = None,
-    preset: Annotated[str, typer.Option(help="paper: its own settings; cpu: small ones.")] = "paper",
-    rows: Annotated[str | None, typer.Option(help="Some rows, by number: 1,3-5.")] = None,
-    tasks: Annotated[str | None, typer.Option(help="Some tasks of texts: cola,rte.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many times each row is trained.", min=1)] = 3,
+    out: Annotated[Path, typer.Option("--out", help="Folder of the results: runs, table and figure.")] = Path(
+        "reproduce"
+    ),
+    data: Annotated[str | None, typer.Option(help="Images, as --data of sot train.")] = None,
+    texts: Annotated[Path | None, typer.Option(help="Folder of the text tasks. Default: from the hub.")] = None,
+    imagenet_a: Annotated[str | None, typer.Option(help="ImageNet-A, to evaluate on.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model for rows that name none: texts with --preset cpu.")] = None,
+    preset: Annotated[str, typer.Option(help="paper: its own settings. cpu: small ones.")] = "paper",
+    rows: Annotated[str | None, typer.Option(help="Rows by number, e.g. 1,3-5.")] = None,
+    tasks: Annotated[str | None, typer.Option(help="Text tasks, e.g. cola,rte.")] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds per row.", min=1)] = 3,
     settings: SetOption = None,
-    merge: Annotated[list[Path] | None, typer.Option(help="Take results of another --out; repeatable.")] = None,
+    merge: Annotated[list[Path] | None, typer.Option(help="Take the results of another --out. Repeatable.")] = None,
     workers: WorkersOption = 0,
-    threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.", min=1)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
-    report_only: Annotated[bool, typer.Option("--report", help="Train nothing: print what there is.")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cost and stop.")] = False,
+    report_only: Annotated[bool, typer.Option("--report", help="Print what there is, train nothing.")] = False,
 ) -> None:
-    """Train the rows of a table of the paper that are missing, and print ours beside the paper's."""
+    """Train the missing rows of a table of the paper, and print ours beside the paper's."""
     if table is None:
         _list(preset)
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sot.cli.options import print_scores, print_table
+from sot.cli.options import of_data, of_start, of_training, print_scores, print_table
 from sot.files import rich_table
 
 if TYPE_CHECKING:
@@ -18,22 +18,25 @@ if TYPE_CHECKING:
     from sot.training.recipe import Recipe
 
 ChosenRecipeOption = Annotated[
-    str | None, typer.Option("--recipe", help="A name of `sot recipes`, or a YAML file; by default what fits.")
+    str | None,
+    of_training(
+        "--recipe",
+        help="Recipe name (see `sot recipes`) or YAML file. Default: finetune for models with weights, else scratch.",
+    ),
 ]
 MetricOption = Annotated[
-    str | None,
-    typer.Option(help="Keep the best epoch by macro_f1, accuracy, mcc, loss, …; auto is the task's own."),
+    str | None, of_training(help="Keep the best epoch by macro_f1, accuracy, mcc, loss, … auto: the task's own score.")
 ]
 PatienceOption = Annotated[
-    int | None, typer.Option(help="Stop after so many evaluations without a better score.", min=1)
+    int | None, of_training(help="Stop after this many evaluations without a better score.", min=1)
 ]
-BalanceOption = Annotated[bool, typer.Option("--balance", help="Weigh classes in the loss by how rare they are.")]
-FreezeOption = Annotated[bool, typer.Option("--freeze", help="Train the head alone.")]
-LoraOption = Annotated[int | None, typer.Option(help="Train low-rank adapters of this rank in the backbone.", min=1)]
+BalanceOption = Annotated[bool, of_training("--balance", help="Weight classes by inverse frequency.")]
+FreezeOption = Annotated[bool, of_start("--freeze", help="Train the head only.")]
+LoraOption = Annotated[int | None, of_start(help="Train LoRA adapters of this rank in the backbone.", min=1)]
 WeightsOption = Annotated[
-    Path | None, typer.Option(help="File of weights to start from: safetensors, or torch's of weights alone.")
+    Path | None, of_start(help="Weights to start from: .safetensors, or a torch file of tensors only.")
 ]
-FoldsOption = Annotated[int | None, typer.Option(help="Cross-validate with so many folds.", min=2)]
+FoldsOption = Annotated[int | None, of_data(help="Cross-validate with this many folds.", min=2)]
 
 
 def run_settings(metric: str | None, patience: int | None, balance: bool, freeze: bool, lora: int | None) -> list[str]:

@@ -20,6 +20,8 @@ from sot.cli.options import (
     SetOption,
     WorkersOption,
     check_log,
+    of_data,
+    of_start,
     picture_columns,
     read_recipe,
     read_tags,
@@ -49,7 +51,8 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            help="digits, tones, a folder, a .tar file, a table, torch/NAME@DIR, hfds/NAME, hfids/NAME, wds/NAME@DIR."
+            help="Folder with one subfolder per class, a table, a .tar file, digits, tones, torch/NAME@DIR, "
+            "hfds/NAME, hfids/NAME or wds/NAME@DIR."
         ),
     ],
     out: OutOption,
@@ -64,12 +67,16 @@ def train(
     balance: BalanceOption = False,
     folds: FoldsOption = None,
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Start from a name's published weights, whatever the recipe.")
+        bool,
+        of_start("--pretrained", help="Start from the published weights, whatever the recipe."),
     ] = False,
     weights: WeightsOption = None,
     freeze: FreezeOption = False,
     lora: LoraOption = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse images or sounds that cannot be read.")] = False,
+    strict: Annotated[
+        bool,
+        of_data("--strict", help="Refuse unreadable files. Default: leave them out, and list them."),
+    ] = False,
     resume: ResumeOption = False,
     overwrite: OverwriteOption = False,
     workers: WorkersOption = 0,
@@ -77,7 +84,7 @@ def train(
     log: LogOption = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Train a classifier of images or sounds by a recipe that fits the data and whether the model has weights."""
+    """Train an image or sound classifier."""
     report_to = check_log(log)
     check_run(out, resume, overwrite, weights)
     sounds = _check_data(data)

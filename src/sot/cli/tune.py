@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,51 +29,55 @@ from sot.cli.options import (
     TextOption,
     WorkersOption,
     check_log,
-    check_text_model,
-    check_texts,
     console,
     errors,
+    of_data,
+    of_output,
+    of_training,
     picture_columns,
     print_scores,
     print_table,
     read_recipe,
     read_tags,
     refuse,
-    source_of,
-    text_data,
 )
+from sot.cli.texts import check_text_model, check_texts, source_of, text_data
 from sot.files import counted, rich_table
 
 if TYPE_CHECKING:
     from sot.training.tune import Outcome, Tuner
 
+of_search = partial(typer.Option, rich_help_panel="Search")
 TABLES = (".csv", ".tsv", ".txt", ".jsonl")
-ModelArgument = Annotated[str, typer.Argument(help="What --model of sot finetune or sot train takes.")]
-DataOption = Annotated[str | None, typer.Option(help="What --data of sot finetune or sot train takes.")]
+ModelArgument = Annotated[str, typer.Argument(help="As --model of sot finetune or sot train.")]
+DataOption = Annotated[str | None, of_data(help="As --data of sot finetune or sot train.")]
 OutOption = Annotated[
-    Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, the model in best.")
+    Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, and the winner in best.")
 ]
-RecipeOption = Annotated[str | None, typer.Option(help="A name of `sot recipes`, or a YAML file.")]
+RecipeOption = Annotated[
+    str | None,
+    of_training(help="Recipe name (see `sot recipes`) or YAML file. Default: text for texts, else as sot train."),
+]
 SearchOption = Annotated[
     list[str] | None,
-    typer.Option(help="lr=1e-5..1e-3:log, epochs=3,5 or head.dropout=0.5,0.8; beside the recipe's grid; repeatable."),
+    of_search(help="lr=1e-5..1e-3:log, epochs=3,5 or head.dropout=0.5,0.8. Added to the recipe's grid. Repeatable."),
 ]
-SamplerOption = Annotated[str | None, typer.Option(help="grid, random or tpe; by default a grid where all are lists.")]
-TrialsOption = Annotated[int | None, typer.Option(help="How many; by default the whole grid, or 20.", min=1)]
+SamplerOption = Annotated[str | None, of_search(help="grid, random or tpe. Default: grid if every setting is a list.")]
+TrialsOption = Annotated[int | None, of_search(help="Number of trials. Default: the whole grid, or 20.", min=1)]
 PruneOption = Annotated[
     bool | None,
-    typer.Option("--prune/--no-prune", help="End trials below the median early; of a grid by request only."),
+    of_search("--prune/--no-prune", help="Stop trials below the median early. Default: yes, but not for a grid."),
 ]
-SeedsOption = Annotated[int, typer.Option(help="Runs of each trial by other seeds: their mean counts.", min=1)]
-HeldOutOption = Annotated[float, typer.Option(help="Share of the training data to choose by.", min=0.01, max=0.9)]
-MetricOption = Annotated[str | None, typer.Option(help="Score to choose by; by default the one of the task.")]
+SeedsOption = Annotated[int, of_search(help="Runs per trial with different seeds. Their mean counts.", min=1)]
+HeldOutOption = Annotated[float, of_search(help="Share of the training data to choose by.", min=0.01, max=0.9)]
+MetricOption = Annotated[str | None, of_search(help="Score to choose by. Default: the task's own.")]
 StorageOption = Annotated[
-    str | None, typer.Option(help="URL of Optuna's or a file that machines share; by default study.db in --out.")
+    str | None, of_search(help="Optuna storage URL, or a file that machines share. Default: study.db in --out.")
 ]
-StudyOption = Annotated[str | None, typer.Option(help="Name of the study in it; by default the name of --out.")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the search in --out, or help it.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what it costs, and train nothing.")]
-PretrainedOption = Annotated[bool, typer.Option("--pretrained", help="Of images: start from published weights.")]
+StudyOption = Annotated[str | None, of_search(help="Name of the study in the storage. Default: the name of --out.")]
+ResumeOption = Annotated[bool, of_output("--resume", help="Continue the search in --out, or join it.")]
+DryRunOption = Annotated[bool, of_search("--dry-run", help="Print the cost and train nothing.")]
+PretrainedOption = Annotated[bool, of_training("--pretrained", help="Images: start from the published weights.")]
 
 
 def tune(
@@ -109,7 +114,10 @@ def tune(
     log: LogOption = "tensorboard",
     as_json: JsonOption = False,
 ) -> None:
-    """Search the settings of a recipe on a held-out part of the training data, and train the winner on all of it."""
+    """Search the settings of a recipe on held-out data, then train the winner.
+
+    The held-out part is taken from the training data. The winner is trained on all of it.
+    """
     from sot.data.spec import check_pictures
 
     report_to = check_log(log)
@@ -144,7 +152,7 @@ def tune(
         )
     tuner = Tuner(job, trained, plan)
     if tuner.idle:
-        errors.print(f"A head without words has no use for {', '.join(tuner.idle)}: not searched.", highlight=False)
+        errors.print(f"Not searched, as the head has no words: {', '.join(tuner.idle)}.", highlight=False)
     if dry_run:
         _print_cost(tuner, as_json)
         return
@@ -262,4 +270,5 @@ def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> No
             f"All trials: {out / 'trials.csv'} and trials.png. Its recipe: {out / 'best.yaml'}", soft_wrap=True
         )
     else:
-        console.print(f"Trials still run elsewhere ({'; '.join(outcome.elsewhere)}): who ends last trains the winner.")
+        where = "; ".join(outcome.elsewhere)
+        console.print(f"Trials still run elsewhere ({where}). The last to end trains the winner.")

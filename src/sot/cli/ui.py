@@ -13,16 +13,14 @@ from sot.cli.options import console, errors, progress
 
 
 def ui(
-    folders: Annotated[list[Path] | None, typer.Argument(help="Trained models; a small one is made if none.")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="The first free one from 7860 on by default.", min=1, max=65535)
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Trained models. Default: a small one, made first.")
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback let strangers in.")
-    ] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Default: the first free port from 7860.", min=1, max=65535)] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback lets others in.")] = "127.0.0.1",
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
-    """Open a page on this machine: drop an image or type a sentence, see what each branch looks at, compare models."""
+    """Open a page in the browser: classify, explain and compare models."""
     from sot.extras import need
     from sot.ui.models import check_folders, open_models, small_model, small_recipe
     from sot.ui.serve import LOOPBACK, check_address, serve

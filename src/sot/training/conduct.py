@@ -84,7 +84,7 @@ class Job:
     def _announce(self, out: Path, conduct: Conduct, continued: bool) -> None:
         say = conduct.say or (lambda line: None)
         if conduct.resume and not continued:
-            say(f"nothing to resume in {out}: the run begins")
+            say(f"Nothing to resume in {out}: the run starts.")
         name, weights = self.identity["model"], str(conduct.weights or self.weights)
         for line in chosen_lines(self.model, name, weights, self.recipe, conduct.chosen, self.samples, self.labels):
             say(line)

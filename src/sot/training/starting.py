@@ -41,7 +41,7 @@ def continue_from(folder: str, labels: Sequence[str], head: HeadConfig | None, s
     wanted["pre_norm"] = (model.config.head or {}).get("pre_norm") if wanted["pre_norm"] is None else wanted["pre_norm"]
     same = HeadConfig.from_saved(model.config.head).to_dict() == wanted
     if labels_of(model) != list(labels) or not same:
-        logger.warning("The head of %s is for other classes or has other settings: it begins anew.", folder)
+        logger.warning("The head of %s has other classes or settings: a new one is trained.", folder)
         config = type(model.config).from_dict(model.config.to_dict())
         config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
         config.head = wanted
