@@ -41,7 +41,7 @@ def build_sound_model(
     problem = "multi_label_classification" if sounds.multi_label else "single_label_classification"
     loss: dict[str, Any] = {"label_smoothing": recipe.label_smoothing, "problem_type": problem}
     if is_timm(name):
-        raise ValueError(f"{name} is a timm model, for pictures, and the data has sounds")
+        raise ValueError(f"{name} is a timm model, for images, and the data has sounds")
     if is_trained(name):
         built = continue_from(name, sounds.labels, head, loss)
     else:
