@@ -13,7 +13,7 @@ import pytest
 import torch
 from test_convert import build, official
 
-from sot.cli.main import main
+from sot.cli.main import COMMANDS, main
 
 
 @dataclass
@@ -39,7 +39,7 @@ def sot(*arguments, cwd=None):
 
 def test_it_runs_as_a_program():
     result = subprocess.run([sys.executable, "-m", "sot", "--help"], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0 and "Commands" in result.stdout
+    assert result.returncode == 0 and all(f"─ {panel} ─" in result.stdout for panel in COMMANDS)
 
 
 def test_help_leads_to_every_command():
