@@ -173,6 +173,7 @@ def test_a_run_stops_early_and_keeps_its_best_epoch_and_resumes_to_the_same(bert
     assert scores["eval_macro_f1"] == rows[0]["eval_macro_f1"] and not (tmp_path / "run" / "best").exists()
     card, by_class = ((tmp_path / "run" / name).read_text() for name in ("README.md", "classes.json"))
     assert "stopped after 1 evaluation without a better one" in card
+    assert str(bert) not in card and f"# {Path(bert).name} on " in card.replace("\\", "")
     mean = np.mean([row["f1"] for row in json.loads(by_class).values()])
     assert mean == pytest.approx(scores["eval_macro_f1"]) and re.search(r"\| right \| \d+ \| \d\.\d{3} \|", card)
     again = run_texts(bert, tmp_path / "run", recipe, resume=True)

@@ -243,15 +243,16 @@ def model_card(
     kept: str = "",
     by_class: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
-    """README.md of a trained model; `kept` says which epoch it is of."""
+    """README.md of a trained model, without paths of this machine; `kept` says which epoch it is of."""
+    model, data = (Path(name).name if Path(name).exists() else name for name in (identity["model"], identity["data"]))
     written = card(
-        f"{identity['model']} on {identity['data']}",
+        f"{model} on {data}",
         list(labels),
         recipe.task,
         head,
         f"Trained by `sot {identity['command']}`. {kept}".strip(),
         metrics={name.removeprefix("eval_"): value for name, value in metrics.items()},
-        dataset=identity["data"],
+        dataset=data,
         by_class=by_class,
     )
     return f"{written}\nRecipe: `recipe.yaml`. Metrics by epoch: `metrics.csv`. ![curves](curves.png)\n"
