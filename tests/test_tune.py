@@ -362,7 +362,7 @@ def test_mistakes_are_one_sentence(tmp_path, bert, table):
             ["--search", "lr=1..2", "--sampler", "grid"],
             "a grid has no ranges, got lr=1..2: list values, or choose --sampler",
         ),
-        (["--search", "lr=1e-3,1e-2", "--sampler", "best"], "--sampler must be grid, random or tpe, got 'best'"),
+        (["--search", "lr=1e-3,1e-2", "--sampler", "best"], "--sampler must be one of grid, random, tpe, got 'best'"),
         (["--search", "lr=1e-3,1e-2", "--metric", "bleu"], "--metric must be one of"),
         (["--search", "lr=1e-3,1e-2", "--storage", "nosuch://host/db"], "--storage cannot be opened"),
         (["--search", "lr=1e-3,1e-2", "--workers", "2"], "recipe text is for texts: leave out --workers"),
