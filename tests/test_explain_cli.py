@@ -1,4 +1,4 @@
-"""`sot explain` as people type it, whole explanations of pictures, and pictures from strangers."""
+"""`sot explain` as people type it, whole explanations of images, and images from strangers."""
 
 import io
 import json
@@ -42,7 +42,7 @@ def make_model(folder=None, seed=0, **head):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Models, and pictures of which two lie in folders with the name of their class."""
+    """Models, and images of which two lie in folders with the name of their class."""
     root, draw = tmp_path_factory.mktemp("explain"), np.random.default_rng(0)
     make_model(root / "model")
     make_model(root / "class", seed=1, fusion="class")
@@ -53,7 +53,7 @@ def place(tmp_path_factory):
     for folder in ("cat", "dog", "other"):
         (root / folder).mkdir()
         Image.fromarray(draw.integers(0, 255, (40, 60, 3), dtype=np.uint8)).save(root / folder / "1.png")
-    (root / "no.png").write_text("no picture")
+    (root / "no.png").write_text("no image")
     return root
 
 
@@ -98,13 +98,13 @@ def test_a_text_to_a_page(place, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model"], "is a model for pictures: give at least one"),
-        (["model", "--text", "a"], "is a model for pictures: give pictures, not --text"),
-        (["text", "cat/1.png"], "is a model for texts: give --text, not pictures"),
+        (["model"], "is a model for images: give at least one"),
+        (["model", "--text", "a"], "is a model for images: give images, not --text"),
+        (["text", "cat/1.png"], "is a model for texts: give --text, not images"),
         (["text"], "is a model for texts: give --text"),
-        (["model", "none.png"], "no such picture"),
-        (["model", "cat/1.png", "no.png"], "cannot read no.png: it is no picture"),
-        (["model", "cat/1.png", "--method", "cam"], "unknown method 'cam' for pictures; accepted: gradcam"),
+        (["model", "none.png"], "no such image"),
+        (["model", "cat/1.png", "no.png"], "cannot read no.png: it is no image"),
+        (["model", "cat/1.png", "--method", "cam"], "unknown method 'cam' for images; accepted: gradcam"),
         (
             ["text", "--text", "a", "--method", "gradcam"],
             "unknown method 'gradcam' for texts; accepted: relevance, gra",
@@ -184,9 +184,9 @@ def test_pictures_from_strangers():
     Image.new("1", (9000, 9000)).save(large, "PNG")
     with pytest.raises(ValueError, match="9000×9000 pixels, and at most 50,000,000 are accepted"):
         open_upload(io.BytesIO(large.getvalue()))
-    with pytest.raises(ValueError, match="no picture that can be read"):
-        open_upload(io.BytesIO(b"no picture at all" * 9))
-    with pytest.raises(ValueError, match="cannot read the picture"):
+    with pytest.raises(ValueError, match="no image that can be read"):
+        open_upload(io.BytesIO(b"no image at all" * 9))
+    with pytest.raises(ValueError, match="cannot read the image"):
         open_upload(io.BytesIO(large.getvalue()[:60]))
     small = io.BytesIO()
     Image.new("RGBA", (3, 2)).save(small, "PNG")

@@ -256,14 +256,15 @@ def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> No
         typer.echo(json.dumps(asdict(outcome)))
         return
     from sot.training.keeping import SMALLER_IS_BETTER
+    from sot.training.tuning_report import shown
 
     done = [row for row in outcome.rows if row["value"] is not None]
     hidden = ("state", "value", "ended", "error")
     done.sort(key=lambda row: row["value"], reverse=outcome.metric not in SMALLER_IS_BETTER)
     names = [name for name in outcome.rows[0] if name not in hidden]
-    cells = [[f"{row['value']:.4f}", *(str(row[name]) for name in names)] for row in done[:10]]
-    shown = f"{title}: the best of {counted(len(outcome.rows), 'trials')} on the held-out part"
-    print_table(shown, rich_table([], [outcome.metric, *names], cells))
+    cells = [[f"{row['value']:.4f}", *(shown(row[name]) for name in names)] for row in done[:10]]
+    heading = f"{title}: the best of {counted(len(outcome.rows), 'trials')} on the held-out part"
+    print_table(heading, rich_table([], [outcome.metric, *names], cells))
     if outcome.development is not None:
         print_scores(outcome.development, False, f"The winner on the development set, in {out / 'best'}")
         console.print(

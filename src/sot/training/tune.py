@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sot.errors import SettingError
+from sot.errors import Interrupted, SettingError
 from sot.extras import need
 from sot.files import as_csv, read_object, write_atomically
 from sot.lock import only_writer
@@ -71,7 +71,7 @@ class Tuner:
         """What the search will cost, by a few timed steps in a folder for them."""
         watch = Stopwatch()
         recipe, head = settle(self.trained, {})
-        with suppress(Timed):
+        with suppress(Timed), _nothing_kept():
             self.job.train(folder / "timed", (recipe, head), False, report_to="none", callbacks=[watch])
         rate = None if watch.seconds is None else watch.seconds / min(recipe.batch_size, self.job.samples[0])
         return cost_of(self.space, recipe, self.total * self.plan.seeds, self.job.samples, rate)
@@ -162,6 +162,15 @@ class Tuner:
         scores = self.job.train(folder, settle(self.trained, found["settings"]), True, report_to=report_to, **goes_on)
         write_atomically(out / RESULT, json.dumps({"metric": self.metric, **found, "development": scores}, indent=2))
         return scores
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """What a signal interrupts here was saved in a folder that is removed."""
+    try:
+        yield
+    except Interrupted as stop:
+        raise Interrupted(stop.number, None) from stop
 
 
 def _choose(space: Space, plan: Plan) -> tuple[str, int]:

@@ -71,11 +71,16 @@ def draw_trials(rows: list[dict[str, Any]], space: Space, metric: str) -> bytes:
     return as_png(figure)
 
 
+def shown(value: Any) -> str:
+    """A setting as people read it: four digits of a number."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def last_line(rows: list[dict[str, Any]], metric: str, total: int, best: Any) -> str:
     """The trial that has just ended, in one line."""
     row = max((row for row in rows if row["seconds"] is not None), key=lambda row: row["ended"])
     done = sum(row["state"] in ("complete", "pruned", "failed") for row in rows)
     said = row["error"] or (row["state"] if row["value"] is None else f"{metric} {row['value']:.4f}")
     top = "" if best is None else f", best {best.value:.4f} (trial {best.number})"
-    settings = ", ".join(f"{name}={value}" for name, value in row.items() if name not in FIXED)
+    settings = ", ".join(f"{name}={shown(value)}" for name, value in row.items() if name not in FIXED)
     return f"trial {row['trial']}, {done} of {total}: {said}, {row['seconds']} s{top}; {settings}"
