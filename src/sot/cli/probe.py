@@ -19,6 +19,10 @@ from sot.cli.options import (
     TaskOption,
     TextOption,
     console,
+    of_data,
+    of_output,
+    of_start,
+    of_training,
     progress,
     refuse,
 )
@@ -29,45 +33,43 @@ def probe(
     model: Annotated[str, typer.Option(help="A timm name, a Hugging Face hub name, or a folder.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the tables, the picture and the best model.")],
     data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
-    heads: Annotated[str, typer.Option(help="all, or names such as sot,class+gap,mhc3,majority.")] = "all",
+    heads: Annotated[str, typer.Option(help="Names such as sot,class+gap,mhc3,majority, or all.")] = "all",
     task: TaskOption = None,
     dev: DevOption = None,
     text: TextOption = "sentence",
     pair: PairOption = None,
     label: LabelOption = "label",
     fold_column: Annotated[
-        str | None, typer.Option(help="Column of a table of sounds: each fold is scored by heads fitted on the others.")
+        str | None, of_data(help="Column that names the fold of each sound to score in turn.")
     ] = None,
     regression: RegressionOption = False,
     encoding: EncodingOption = None,
-    max_length: Annotated[int, typer.Option(help="Tokens of a text at most.", min=2)] = 128,
-    train_samples: Annotated[int, typer.Option(help="Train on so many, drawn once; 0 is all.", min=0)] = 0,
-    test_samples: Annotated[int, typer.Option(help="Score so many, drawn once; 0 is all.", min=0)] = 0,
-    labels: Annotated[
-        str, typer.Option(help="Labels a class, drawn anew for every seed, such as 8,32,all; all is not drawn.")
-    ] = "all",
+    max_length: Annotated[int, of_data(help="Cut texts to this many tokens.", min=2)] = 128,
+    train_samples: Annotated[int, of_data(help="Train on this many samples, drawn once. 0: all.", min=0)] = 0,
+    test_samples: Annotated[int, of_data(help="Score this many samples, drawn once. 0: all.", min=0)] = 0,
+    labels: Annotated[str, of_training(help="Labels per class, drawn anew for each seed, e.g. 8,32,all.")] = "all",
     seeds: Annotated[
-        int | None, typer.Option(help="How many times each head is fitted; 10 with few labels, 3 with more.", min=1)
+        int | None, of_training(help="Fits of each head. Default: 10 with few labels, else 3.", min=1)
     ] = None,
     representation: Annotated[
-        int | None, typer.Option(help="Numbers that gcp and mgcrp make of the words, about; 1176 by default.", min=1)
+        int | None, of_training(help="Approximate pooled size of gcp and mgcrp. Default: 1176.", min=1)
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Epochs of each training, at least.", min=1)] = 10,
-    rates: Annotated[str, typer.Option(help="Learning rates to choose from.")] = "1e-3,3e-3,1e-2,3e-2",
-    decays: Annotated[str, typer.Option(help="Weight decays to choose from.")] = "0.01,0.3",
+    epochs: Annotated[int, of_training(help="Epochs of each training, at least.", min=1)] = 10,
+    rates: Annotated[str, of_training(help="Learning rates to choose from.")] = "1e-3,3e-3,1e-2,3e-2",
+    decays: Annotated[str, of_training(help="Weight decays to choose from.")] = "0.01,0.3",
     search_folds: Annotated[
         int | None,
-        typer.Option(help="Folds of five that choose settings; 5 by default, 1 from 2,000 samples on.", min=1, max=5),
+        of_training(help="Folds of five that choose settings. Default: 5, from 2,000 samples on 1.", min=1, max=5),
     ] = None,
-    pretrained: Annotated[bool, typer.Option(help="Load the published weights of a name.")] = True,
-    weights: Annotated[Path | None, typer.Option(help="File of weights for a timm name instead.")] = None,
-    img_size: Annotated[int | None, typer.Option(help="Build a timm model for pictures of this size.", min=1)] = None,
-    depth: Annotated[int | None, typer.Option(help="Keep so many layers of it, from the first.", min=1)] = None,
-    cache: Annotated[Path | None, typer.Option(help="Folder of the tokens, to share; OUT/cache by default.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that torch computes with.", min=1)] = None,
+    pretrained: Annotated[bool, of_start(help="Load the published weights of a name.")] = True,
+    weights: Annotated[Path | None, of_start(help="Weights of a timm model, from a file.")] = None,
+    img_size: Annotated[int | None, of_start(help="Image size of a timm model.", min=1)] = None,
+    depth: Annotated[int | None, of_start(help="Keep this many layers, from the first.", min=1)] = None,
+    cache: Annotated[Path | None, of_output(help="Folder of the tokens, to share. Default: OUT/cache.")] = None,
+    threads: Annotated[int | None, of_output(help="Threads of torch.", min=1)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train every kind of head on a frozen backbone and compare them."""
+    """Fit heads on a frozen backbone and compare them."""
     if data is None and task is None:
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
