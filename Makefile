@@ -61,7 +61,7 @@ test-peers: setup ## Run the suites of timm and transformers on our models: make
 test-faults: setup ## Kill, fill the disk, damage and write twice for a quarter of an hour, and print the figures
 	$(BIN)/python -m pytest -o addopts= -m faults -q -s tests/faults
 
-demo: setup ## Train class token, word tokens and both on bundled real pictures, and compare
+demo: setup ## Train class token, word tokens and both on bundled real images, and compare
 	$(BIN)/sot demo
 
 docs: setup ## Build the site of docs/ in site/; a broken link or a missing page fails
