@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.text import Text
+from PIL import Image
 from test_results import FOLDER, SETTINGS, TABLES, units_of
 
+import sot
 from sot.bench.cases import Measurement
 from sot.bench.report import BenchReport
 from sot.bench.timing import Spread
 from sot.core.head import HeadConfig
 from sot.evaluation.evaluate import Evaluation, draw_confusion
+from sot.explain import columns_figure, explain_image
 from sot.figures import SMALL, WIDTH
 from sot.files import as_png
 from sot.paper.picture import draw_table
@@ -35,15 +38,13 @@ def texts_of(figure):
     figure.draw_without_rendering()
     beyond = {label for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for label in outside(axis)}
     seen = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    return [(text, text.get_window_extent()) for text in seen if text not in beyond and is_on(text)]
-
-
-def is_on(text):
-    return text.axes is None or text.axes.axison or text is text.axes.title
+    return [(text, text.get_window_extent()) for text in seen if text not in beyond]
 
 
 def outside(axis):
-    """Labels of ticks that the limits leave out."""
+    """Labels of ticks that the limits leave out, or that axes without a frame do not show."""
+    if not axis.axes.axison:
+        return [axis.label, *axis.get_ticklabels(which="both")]
     low, high = sorted(axis.get_view_interval())
     margin = 1e-6 * (high - low)
     return [tick.label1 for tick in axis.get_major_ticks() if not low - margin <= tick.get_loc() <= high + margin]
@@ -145,6 +146,17 @@ def test_heads_of_three_sizes_have_a_panel_each():
     other = [Measurement("a case", name, 1.0, "ms", Spread(1, 1, 1)) for name in ("a", "b")]
     assert len(BenchReport("title", 1, 9, [*rows, *other]).figure().axes) == 4
     keep(figure, "bench-head.png")
+
+
+def test_explanations():
+    labels = ["English springer", "church", "chain saw", "tench", "parachute"]
+    head = {"heads": 3, "left_dim": 8, "right_dim": 8}
+    model = sot.equip("test_vit", labels=labels, head=head, pretrained=False, model_args={"img_size": 64}).eval()
+    explanation = explain_image(model, model.processor, Image.new("RGB", (64, 64), "orange"), truth="church")
+    for figure in (explanation.figure(), columns_figure([explanation] * 2)):
+        check_readable(figure)
+        assert {"weak", "strong"} <= {text.get_text() for text, _ in texts_of(figure)}
+    assert {"for", "against"} <= {text.get_text() for text, _ in texts_of(explanation.figure())}
 
 
 def test_curves_have_whole_epochs_and_name_the_score():

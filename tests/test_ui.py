@@ -22,13 +22,26 @@ from PIL import Image
 from test_cli import sot
 from ui_models import save_digits, save_verbs
 
+from sot import Classifier, equip
+from sot.data.imagenet import readable
 from sot.explain import explain_item, open_upload
-from sot.ui.models import DIGITS, example_pictures, names_of, open_models, small_model, small_recipe
+from sot.ui.models import (
+    DIGITS,
+    Shown,
+    Training,
+    example_pictures,
+    first_models,
+    names_of,
+    open_models,
+    small_model,
+    small_recipe,
+)
 from sot.ui.page import NONE, answers
 from sot.ui.results import MAX_SIDE, answer, read_picture
 from sot.ui.serve import MAX_FILE, MAX_REQUEST, serving
 
 OPTIONS = ("default", "the predicted one", "unknown")
+TINY = small_recipe().changed(["epochs=1", "warmup_epochs=0", "train_samples=128"])
 
 
 @pytest.fixture(scope="module")
@@ -88,16 +101,68 @@ def test_folders_are_called_by_their_last_part_unless_two_share_it():
 
 def test_a_model_is_trained_once_and_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    recipe = small_recipe().changed(["epochs=1", "warmup_epochs=0", "train_samples=128"])
-    said = []
-    folder = small_model(recipe, said.append)
-    assert len(said) == 1 and tmp_path in folder.parents and not list(folder.glob("checkpoint-*"))
+    recipe = TINY
+    folder = small_model(recipe)
+    assert tmp_path in folder.parents and not list(folder.glob("checkpoint-*"))
     (shown,) = open_models([folder]).values()
     assert shown.labels == DIGITS and shown.modality == "image"
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert small_model(recipe, said.append) == folder and len(said) == 1
+    assert small_model(recipe) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert [*folder.parent.iterdir()] == [folder]
+
+
+def test_the_page_is_there_while_its_model_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("sot.ui.models.small_recipe", lambda: TINY)
+    said = []
+    models = first_models(said.append)
+    assert len(said) == 1 and models["digits"].model is None
+    example_pictures(DIGITS)["digit-3"].save(tmp_path / "three.png")
+    assert "sot-result" in answer(models["digits"], str(tmp_path / "three.png"), None, None, *OPTIONS)  # it waits
+    assert models["digits"].awaited.share == 1 and models["digits"].awaited.wait(0)
+    models["digits"].stop()
+    again = first_models(said.append)
+    assert len(said) == 1 and again["digits"].model is not None and again["digits"].ready() is again["digits"]
+
+
+def test_a_training_that_is_stopped_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    training = Training(TINY.changed(["epochs=1000"]))
+    while training.share == 0 and not training.wait(0.05):
+        pass
+    training.stop()
+    assert training.wait(0) and training.share < 1 and not [*(tmp_path / "sot").iterdir()]
+    html = answer(Shown("digits", "image", DIGITS, awaited=training), None, None, None, *OPTIONS)
+    assert "sot-refusal" in html
+
+
+def test_codes_of_imagenet_are_shown_as_words(tmp_path):
+    codes = ["n02102040", "mine", "n01440764", "n02012849", "n03126707"]
+    names = ["English springer", "mine", "tench", "n02012849", "n03126707"]  # two are called crane
+    assert readable(codes) == names
+    model = equip("test_vit", labels=codes, head={"heads": 1, "left_dim": 4, "right_dim": 4}, pretrained=False)
+    model.save_pretrained(tmp_path / "vit")
+    (shown,) = open_models([tmp_path / "vit"]).values()
+    assert shown.labels == names
+    html = answer(shown, str(next(iter(save_examples(tmp_path)))), None, None, "default", "English springer", "tench")
+    assert "evidence for <b>English springer" in html and "It is tench." in html and codes[0] not in html
+
+
+def save_examples(folder):
+    for name, image in example_pictures([]).items():
+        image.save(folder / f"{name}.png")
+        yield folder / f"{name}.png"
+
+
+def test_a_classifier_that_was_fitted_and_saved_opens(tmp_path, stand_ins):
+    texts = ["good film", "bad film", "good play", "bad play"] * 6
+    fitted = Classifier(stand_ins["google-bert/bert-base-uncased"]).fit(texts, ["up", "down"] * 12)
+    fitted.save(tmp_path / "fitted")
+    (shown,) = open_models([tmp_path / "fitted"]).values()
+    assert sorted(shown.labels) == ["down", "up"]
+    html = answer(shown, None, "a good film", None, *OPTIONS)
+    assert "sot-result" in html and fitted.predict(["a good film"])[0] in html
 
 
 @pytest.mark.parametrize(
@@ -138,7 +203,8 @@ def test_a_picture_is_answered_with_what_the_model_says(place, models):
     assert scores == pytest.approx([score for _, score in found.predictions], abs=6e-4)
     titles = [unescape(title) for title in re.findall("<h3>(.*?)</h3>", html)]
     assert titles[1:4] == [f"{column.name.capitalize()}: {column.predicted}" for column in found.columns]
-    assert html.count("data:image/png") == 7 and 'download="explanation.npz"' in html  # six drawn, one figure
+    assert html.count("data:image/png") == 5 and html.count("<svg") == 2  # maps, pairs and the figure; two charts
+    assert 'download="explanation.npz"' in html
 
 
 def test_a_pair_of_texts_is_answered_word_by_word(models):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -18,6 +22,8 @@ from sot.files import as_png
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9"
 GREY, INK = "#777777", "#000000"
+NAMES = {BLUE: "blue", ORANGE: "orange", GREEN: "green", VERMILION: "vermilion", PURPLE: "purple", SKY: "sky"}
+NAMES |= {GREY: "grey"}
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, INK)
 MARKERS = "os^Dvp"
 WIDTH = 8.0  # inches: 960 pixels, which pages show at about 800
@@ -101,3 +107,17 @@ def clean(text: str, width: int = 40) -> str:
 def short_name(model: str) -> str:
     """What a model is called in a title: not where a machine keeps it."""
     return "/".join(Path(model).parts[-2:]) if Path(model).is_absolute() else model
+
+
+def as_svg(figure: Figure, title: str) -> str:
+    """The figure as an element of a page, which sets its colours: `--sot-blue` and so on, and that of letters."""
+    file = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "sot"}):
+        figure.savefig(file, format="svg", transparent=True)
+    drawn = file.getvalue()
+    drawn = re.sub("<metadata>.*?</metadata>|<style.*?</style>", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
+    for colour, name in NAMES.items():
+        drawn = drawn.replace(f": {colour}", f": var(--sot-{name}, {colour})")
+    drawn = drawn.replace(f": {INK}", ": currentColor")
+    drawn = re.sub(r' (width|height)="[0-9.]+pt"', "", drawn, count=2)
+    return drawn.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

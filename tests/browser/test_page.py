@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from ui_models import save_digits, save_verbs
 
 from sot.data.images import load_images
 from sot.explain import explain_item
-from sot.ui.models import open_models
+from sot.ui.models import first_models, open_models, small_recipe
 from sot.ui.serve import serving
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -58,8 +59,8 @@ def visit(chromium, address):
     """A function that opens the page at a width; afterwards nothing outside was asked for and no script failed."""
     contexts, asked, failures = [], [], []
 
-    def open_page(width=1280, height=860):
-        contexts.append(chromium.new_context(viewport={"width": width, "height": height}))
+    def open_page(width=1280, height=860, scheme="light"):
+        contexts.append(chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme))
         page = contexts[-1].new_page()
         page.set_default_timeout(PATIENCE)
         page.on("request", lambda request: asked.append(request.url))
@@ -104,8 +105,7 @@ def keep(page, name):
         page.mouse.move(0, 0)
         page.wait_for_timeout(1500)
         picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
-        few = picture.convert("RGB").quantize(256)
-        few.save(Path(os.environ["UI_SCREENSHOTS"]) / name, optimize=True)
+        picture.convert("RGB").save(Path(os.environ["UI_SCREENSHOTS"]) / name, optimize=True)
 
 
 def titles(page, side="left"):
@@ -127,17 +127,112 @@ def test_an_uploaded_picture_is_explained_and_its_figure_downloaded(visit, digit
     assert [title.split(":")[0] for title in heads[1:4]] == ["Class token", "Words", "Both"]
     assert heads[4].startswith("Pairs") and "branch" in heads[5] and heads[6].startswith("Spectrum")
     widths = page.locator("#left .sot-card img").evaluate_all("images => images.map(image => image.naturalWidth)")
-    assert len(widths) == 6 and min(widths) > 200
+    assert len(widths) == 4 and min(widths) > 200 and page.locator("#left .sot-plot svg").count() == 2
     tops = page.locator("#left .sot-map").evaluate_all("cards => cards.map(card => card.getBoundingClientRect().top)")
     assert len(set(tops)) == 1  # side by side
     with page.expect_download() as download:
         page.get_by_text("Figure (.png)").click()
-    assert Image.open(download.value.path()).width > 1000 and download.value.suggested_filename == "explanation.png"
+    assert Image.open(download.value.path()).width >= 960 and download.value.suggested_filename == "explanation.png"
     with page.expect_download() as download:
         page.get_by_text("Raw values (.npz)").click()
     assert np.load(download.value.path())["map_both"].shape == (8, 8)
     assert fits(page)
-    keep(page, "ui.png")
+
+
+CONTRASTS = """() => {
+  const canvas = document.createElement('canvas').getContext('2d', { willReadFrequently: true })
+  const parse = colour => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = '#000'; canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1)
+    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data
+    return [r, g, b, a / 255]
+  }
+  const over = (top, below) => [0, 1, 2].map(k => top[k] * top[3] + below[k] * (1 - top[3]))
+  const behind = element => {
+    if (!element) return [255, 255, 255]
+    const own = parse(getComputedStyle(element).backgroundColor)
+    return own[3] === 1 ? own.slice(0, 3) : over(own, behind(element.parentElement))
+  }
+  const light = c => c.map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0)
+  const found = [], shown = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT)
+  while (walker.nextNode()) {
+    const range = document.createRange()
+    range.selectNodeContents(walker.currentNode)
+    shown.push([walker.currentNode.parentElement, walker.currentNode.data.trim(), range.getBoundingClientRect()])
+  }
+  for (const input of document.querySelectorAll('input:not([type=file]), textarea'))
+    shown.push([input, input.value, input.getBoundingClientRect()])
+  for (const [element, text, box] of shown) {
+    const style = getComputedStyle(element)
+    if (!text || !box.width || !element.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue
+    const drawn = element instanceof SVGElement
+    let seen = 1
+    for (let e = element; e; e = e.parentElement) seen *= Number(getComputedStyle(e).opacity)
+    const ground = behind(element), letters = parse(drawn ? style.fill : style.color)
+    letters[3] *= seen
+    const [high, low] = [light(over(letters, ground)), light(ground)].sort((a, b) => b - a)
+    const scale = drawn ? element.ownerSVGElement.getScreenCTM().a : 1
+    const size = parseFloat(style.fontSize) * scale
+    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700)
+    found.push({ text: text.slice(0, 40), ratio: (high + 0.05) / (low + 0.05), needed: large ? 3 : 4.5, size, drawn })
+  }
+  return found
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", ["picture", "text", "refusal"])
+def test_every_text_can_be_read_in_light_and_dark(visit, digit, scheme, kind):
+    page = visit(scheme=scheme)
+    page.get_by_text("Options").click()
+    if kind == "text":
+        choose(page, "model", "verbs")
+        page.locator(".sot-examples button:visible").first.click()
+    elif kind == "picture":
+        upload(page, digit[0])
+    else:
+        page.locator("#explain").click()
+    page.locator(REFUSAL if kind == "refusal" else RESULT).wait_for()
+    page.wait_for_timeout(1000)  # colours fade in
+    found = page.evaluate(CONTRASTS)
+    page.get_by_text("Options").click()
+    if kind == "picture":
+        keep(page, "ui.png" if scheme == "light" else "ui-dark.png")
+    assert len(found) > (10 if kind == "refusal" else 40)
+    assert [each for each in found if each["ratio"] < each["needed"]] == []
+    assert [each for each in found if each["size"] < 8 * 96 / 72] == []  # eight points
+    if kind != "refusal":
+        assert sum(each["drawn"] for each in found) > 15
+    dark = page.locator("body").evaluate("body => getComputedStyle(body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", dark)[:3])) < 80) == (scheme == "dark")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_has_the_focus_is_outlined(visit, scheme):
+    page = visit(scheme=scheme)
+    outline = "e => { const s = getComputedStyle(e); return s.outlineStyle + ' ' + parseFloat(s.outlineWidth) }"
+    for name in ("#model input", "#other input", "#explain"):
+        page.locator(name).focus()
+        page.keyboard.press("Shift+Tab")
+        page.keyboard.press("Tab")
+        assert page.locator(name).evaluate("e => e === document.activeElement")
+        assert page.locator(name).evaluate(outline) == "solid 3"
+
+
+def test_training_shows_how_far_it_is(chromium, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    recipe = small_recipe().changed(["epochs=2", "evaluate_every=2"])
+    monkeypatch.setattr("sot.ui.models.small_recipe", lambda: recipe)
+    with serving(first_models(lambda text: None)) as address:
+        page = chromium.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(address)
+        page.locator("#training progress").wait_for()
+        page.wait_for_function("document.querySelector('#training progress')?.value > 0.05")
+        page.locator("#training").wait_for(state="hidden")
+        page.locator(".sot-examples button:visible").nth(1).click()
+        page.locator(RESULT).wait_for()
+        page.close()
 
 
 def test_an_example_a_true_class_and_another_method(visit):

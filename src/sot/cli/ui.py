@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import webbrowser
 from pathlib import Path
@@ -21,8 +22,9 @@ def ui(
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
 ) -> None:
     """Open a page in the browser: classify, explain and compare models."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others; before torch
     from sot.extras import need
-    from sot.ui.models import check_folders, open_models, small_model, small_recipe
+    from sot.ui.models import check_folders, first_models, open_models
     from sot.ui.serve import LOOPBACK, check_address, serve
 
     def say(text: str) -> None:
@@ -33,11 +35,15 @@ def ui(
     check_address(host, port)
     if host not in LOOPBACK:
         say(f"Anybody who reaches {host} can use this page.")
-    models = open_models(folders or [small_model(small_recipe(), say)], progress)
+    models = open_models(folders, progress) if folders else first_models(say)
 
     def ready(address: str) -> None:
         console.print(f"{address}  (Ctrl+C ends it)", highlight=False, soft_wrap=True, markup=False)
         if browser:
             webbrowser.open(address)
 
-    serve(models, host, port, ready, threading.Event().wait)
+    try:
+        serve(models, host, port, ready, threading.Event().wait)
+    finally:
+        for shown in models.values():
+            shown.stop()

@@ -53,3 +53,11 @@ def subset_name(classes: Collection[str]) -> str | None:
     folder = resources.files("timm.data") / "_info"
     found = {name: set((folder / file).read_text().split()) for name, file in SUBSETS.items()}
     return next((name for name, synsets in found.items() if synsets == set(classes)), None)
+
+
+def readable(labels: list[str]) -> list[str]:
+    """`English springer` for n02102040; what is no code of ImageNet stays, and so does one whose name another has."""
+    info = ImageNetInfo()
+    known = set(info.label_names())
+    named = [info.label_name_to_description(label).split(",")[0] if label in known else label for label in labels]
+    return [name if named.count(name) == 1 else label for name, label in zip(named, labels)]

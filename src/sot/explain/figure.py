@@ -11,6 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.ticker import FuncFormatter
 
 from sot.explain.branches import CLASS, WORDS
 from sot.figures import BLUE, GREY, ORANGE, SERIES, SMALL, VERMILION, WIDTH, Drawing, clean
@@ -38,9 +39,9 @@ def mark(column: Column) -> str:
     return "" if column.correct is None else " ✓" if column.correct else " ✗"
 
 
-def _title(axes: Any, text: str, column: Column | None = None, where: str = "center") -> None:
+def _title(axes: Any, text: str, column: Column | None = None, where: str = "center", width: int = 30) -> None:
     shade = "black" if column is None or column.correct is None else FOR if column.correct else AGAINST
-    text = "\n".join(textwrap.fill(line, 30) for line in text.split("\n")) if where == "center" else text
+    text = "\n".join(textwrap.fill(line, width) for line in text.split("\n")) if where == "center" else text
     axes.set_title(text, fontsize=10, color=shade, parse_math=False, loc=where)
 
 
@@ -51,10 +52,10 @@ def draw_map(axes: Any, picture: Any, column: Column) -> None:
     """A picture under the map of a column, with what the column predicts."""
     height, width = picture.shape[:2]
     axes.imshow(picture)
-    overlay = {"cmap": MAP, "vmin": 0, "vmax": 1, "alpha": 0.5, "interpolation": "bilinear"}
+    overlay = {"cmap": MAP, "vmin": 0, "vmax": 1, "alpha": 0.6, "interpolation": "bilinear"}
     axes.imshow(column.strength, extent=(-0.5, width - 0.5, height - 0.5, -0.5), **overlay)
     axes.set_axis_off()
-    _title(axes, f"{column.name}: {clean(column.predicted, 24)}{mark(column)}", column)
+    _title(axes, f"{column.name}: {clean(column.predicted, 22)}{mark(column)}", column, width=22)
 
 
 def draw_contributions(axes: Any, explanation: Explanation) -> None:
@@ -89,9 +90,10 @@ def draw_spectrum(axes: Any, explanation: Explanation) -> None:
             shade, said = SERIES[head % len(SERIES)], name if head == 0 else None
             axes.plot(number, row, style, color=shade, linewidth=1.2, label=said)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.minorticks_off()
     axes.tick_params(labelsize=SMALL)
-    axes.set_xlabel("number of the singular value; a colour a head", fontsize=SMALL)
+    axes.set_xlabel("singular values, by rank", fontsize=SMALL)
     axes.legend(fontsize=SMALL, frameon=False)
     _title(axes, "spectrum before and after normalisation")
 

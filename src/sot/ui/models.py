@@ -5,32 +5,48 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import wait as futures_wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from transformers import TrainerCallback
 
 import sot
 from sot.core.head import HeadConfig
+from sot.data.imagenet import readable
 from sot.data.images import load_images
 from sot.models.folder import class_names, folder_modality, load_model
 from sot.training.recipe import Recipe, load_recipe
 
 SENTENCES = ("The cat sleeps on the mat.", "The cats sleeps on the mat.", "A film that is not half as bad as it looks.")
 DIGITS = [str(number) for number in range(10)]
+SMALL_NAME = "digits"
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A model that the page offers."""
+    """A model that the page offers; one that is still `awaited` has neither weights nor processor yet."""
 
     name: str
     modality: str
     labels: list[str]
-    model: Any
-    processor: Any
+    model: Any = None
+    processor: Any = None
+    awaited: Training | None = None
+
+    def ready(self) -> Shown:
+        """The model itself, when it is trained."""
+        return self if self.awaited is None else self.awaited.result()
+
+    def stop(self) -> None:
+        """Wait for it no longer."""
+        if self.awaited is not None:
+            self.awaited.stop()
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -55,30 +71,80 @@ def open_models(
     check_folders(folders)
     found = {}
     for name, folder in bar(list(zip(names_of(folders), folders)), "Opening"):
-        found[name] = Shown(name, folder_modality(folder), class_names(folder), *load_model(folder))
+        model, processor = load_model(folder)
+        labels = readable(class_names(folder))
+        model.config.id2label = dict(enumerate(labels))
+        found[name] = Shown(name, folder_modality(folder), labels, model, processor)
     return found
 
 
 def small_recipe() -> Recipe:
-    """That of `sot demo`, evaluated once: its curves are nobody's concern here."""
-    recipe = load_recipe("demo")
-    return recipe.changed([f"evaluate_every={recipe.epochs}"])
+    """That of `sot demo`, shorter and evaluated once: somebody waits for it."""
+    return load_recipe("demo").changed(["epochs=6", "warmup_epochs=0.5", "lr=3e-3", "evaluate_every=6"])
 
 
-def small_model(recipe: Recipe, say: Callable[[str], None]) -> Path:
-    """The folder of a model trained on scikit-learn's digits by `recipe`; trained now unless it is kept already."""
+class Training(TrainerCallback):
+    """The small model in the making, in a thread of its own: how far it is, and what became of it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.share, self.stopped = 0.0, False
+        self._recipe, self._future = recipe, Future[Shown]()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            (shown,) = open_models([small_model(self._recipe, [self])]).values()
+            self._future.set_result(replace(shown, name=SMALL_NAME))
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Trainer calls it."""
+        self.share = state.global_step / state.max_steps
+        if self.stopped:
+            raise CancelledError
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has ended within so many seconds."""
+        return bool(futures_wait([self._future], seconds).done)
+
+    def result(self) -> Shown:
+        """The model, as soon as it is there."""
+        return self._future.result()
+
+    def stop(self) -> None:
+        """End it, and leave nothing half written."""
+        self.stopped = True
+        self._thread.join()
+
+
+def small_folder(recipe: Recipe) -> Path:
+    """Where the small model is kept."""
     mark = hashlib.sha256(recipe.to_yaml().encode()).hexdigest()[:8]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = caches / "sot" / f"digits-{sot.__version__}-{mark}"
-    if not (folder / "model.safetensors").is_file():
+    return caches / "sot" / f"digits-{sot.__version__}-{mark}"
+
+
+def is_kept(recipe: Recipe) -> bool:
+    """Whether it has been trained before."""
+    return (small_folder(recipe) / "model.safetensors").is_file()
+
+
+def small_model(recipe: Recipe, callbacks: Sequence[TrainerCallback] = ()) -> Path:
+    """The folder of a model trained on scikit-learn's digits by `recipe`; trained now unless it is kept already."""
+    folder = small_folder(recipe)
+    if not is_kept(recipe):
+        from sot.bench.timing import thread_count
         from sot.training.train_images import train_images
 
-        say("Training a small model on scikit-learn's digits, once: a minute or so.")
         unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         try:
             head = HeadConfig.from_dict(recipe.head)
-            train_images("sot_7", "digits", unfinished, recipe, head, report_to="none", overwrite=True)
+            train_images(
+                "sot_7", "digits", unfinished, recipe, head, report_to="none", overwrite=True, callbacks=callbacks
+            )
             for checkpoint in unfinished.glob("checkpoint-*"):
                 shutil.rmtree(checkpoint)
             shutil.rmtree(folder, ignore_errors=True)
@@ -86,6 +152,16 @@ def small_model(recipe: Recipe, say: Callable[[str], None]) -> Path:
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def first_models(say: Callable[[str], None]) -> dict[str, Shown]:
+    """Where none was named: the small model, in the making unless it is kept."""
+    recipe = small_recipe()
+    if is_kept(recipe):
+        (shown,) = open_models([small_folder(recipe)]).values()
+        return {SMALL_NAME: replace(shown, name=SMALL_NAME)}
+    say("Training a small model on scikit-learn's digits, once. The page shows how far it is.")
+    return {SMALL_NAME: Shown(SMALL_NAME, "image", DIGITS, awaited=Training(recipe))}
 
 
 def example_pictures(labels: list[str]) -> dict[str, Image.Image]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import gradio as gr
 
 from sot.explain import IMAGE_METHODS, TEXT_METHODS
 from sot.ui.models import SENTENCES, Shown, example_pictures
-from sot.ui.results import PREDICTED, UNKNOWN, answer, refusal
+from sot.ui.results import PREDICTED, UNKNOWN, answer, progress, refusal
 from sot.ui.style import GREETING, HEADLINE, SCROLL
 
 NONE = "no other model"
@@ -60,6 +60,7 @@ def build_page(models: Mapping[str, Shown], folder: Path) -> Page:
     """The page for these models; example pictures are written to a folder of the server's own."""
     with Page(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gr.HTML(HEADLINE)
+        _show_training(models)
         with gr.Row(elem_classes="sot-columns"):
             with gr.Column(scale=1, min_width=300, elem_classes="sot-input"):
                 inputs = _inputs(models, folder)
@@ -68,6 +69,22 @@ def build_page(models: Mapping[str, Shown], folder: Path) -> Page:
         _follow_model(models, inputs)
         _explain_on_demand(models, inputs, outputs)
     return page
+
+
+def _show_training(models: Mapping[str, Shown]) -> None:
+    """How far a model is that is still trained, until it is there."""
+    training = next((shown.awaited for shown in models.values() if shown.awaited is not None), None)
+    if training is None:
+        return
+    bar = gr.HTML(progress(0), elem_id="training")
+
+    def tell() -> Iterator[Any]:
+        """The bar as it grows."""
+        while not training.wait(0.3):
+            yield progress(training.share)
+        yield gr.update(visible=False)
+
+    gr.on(None, tell, None, bar, api_visibility="private", show_progress="hidden", concurrency_limit=None)
 
 
 # --- layout ------------------------------------------------------------------------------------------------

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
 from sot.data.pictures import FORMATS
 from sot.explain import MAX_PIXELS, Column, Explanation, ImageExplanation, TextExplanation, explain_item, open_upload
 from sot.explain.figure import draw_contributions, draw_links, draw_map, draw_spectrum, mark
 from sot.explain.report_page import coloured
-from sot.figures import clean
+from sot.figures import as_svg, clean
 from sot.files import as_png
 from sot.ui.models import Shown
 
@@ -27,6 +28,11 @@ MAX_SIDE = 2048  # of a picture; what is larger is made smaller, or preparing it
 MAX_LETTERS = 10_000  # of a text
 PREDICTED = "the predicted one"
 UNKNOWN = "unknown"
+CHART, LETTERS = (3.3, 3.0), 11  # inches and points of a chart; a card is about as wide
+SPECTRUM = (
+    "Each colour is a head: how strongly its patterns count, strongest first. "
+    "Normalisation flattens it, so that weak patterns are heard too."
+)
 # One thread, as the allocator keeps for each what it freed: 200 MB after a large picture.
 _DECODER = ThreadPoolExecutor(1)
 logger = logging.getLogger(__name__)
@@ -72,6 +78,7 @@ def answer(
 ) -> str:
     """What one model says about an input, or in words why it says nothing."""
     try:
+        shown = shown.ready()
         item = typed_texts(text, pair) if shown.modality == "text" else read_picture(picture)
         options: dict[str, Any] = {} if method in ("", "default") else {"method": method}
         options["target"] = None if target in ("", PREDICTED) else target
@@ -97,6 +104,12 @@ def refusal(why: str) -> str:
     return inert(f'<p class="sot-refusal" role="alert">{escape(why[:400])}</p>')
 
 
+def progress(share: float) -> str:
+    """How far the training of the small model is."""
+    said = f"Training a small model on handwritten digits, once: {share:.0%}"
+    return f'<p class="sot-training" role="status">{said}<progress max="1" value="{share:.3f}"></progress></p>'
+
+
 def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
     """Everything about one input as cards, and links that download it."""
     with warnings.catch_warnings():
@@ -106,7 +119,7 @@ def result(name: str, explanation: ImageExplanation | TextExplanation) -> str:
             cards += _picture_cards(explanation)
         else:
             cards += _text_cards(explanation)
-        cards.append(_drawn("What each branch adds", partial(draw_contributions, explanation=explanation), (4.6, 3.4)))
+        cards.append(_charted("What each branch adds", partial(draw_contributions, explanation=explanation)))
         cards.append(_spectrum(explanation))
         picture = explanation.png()
         links = [_link("Figure", "png", "image/png", picture)]
@@ -138,21 +151,30 @@ def _predictions(explanation: Explanation) -> str:
     return _card("Predictions", f"<ol>{''.join(rows)}</ol>{truth}", "sot-predictions")
 
 
-def _drawn(title: str, draw: Callable[[Any], None], size: tuple[float, float], kind: str = "sot-plot") -> str:
-    whole = kind == "sot-map"
-    figure = Figure(figsize=size, layout=None if whole else "constrained")
-    axes = figure.add_axes((0, 0, 1, 1)) if whole else figure.subplots()
-    draw(axes)
+def _pictured(title: str, draw: Callable[[Any], None], kind: str, key: str) -> str:
+    """A card with a drawing over the picture, which is as it is in any light."""
+    figure = Figure(figsize=(3, 3), facecolor="none")
+    draw(axes := figure.add_axes((0, 0, 1, 1)))
     axes.set_title("")  # the card has one
     picture = base64.b64encode(as_png(figure)).decode()
-    return _card(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{picture}">', kind)
+    return _card(title, f'<img alt="{escape(title)}" src="data:image/png;base64,{picture}">{key}', kind)
+
+
+def _charted(title: str, draw: Callable[[Any], None], below: str = "") -> str:
+    """A card with a chart in the colours and letters of the page."""
+    figure = Figure(figsize=CHART, layout="constrained")
+    draw(axes := figure.subplots())
+    axes.set_title("")
+    for text in figure.findobj(Text):
+        text.set_fontsize(LETTERS)
+    return _card(title, as_svg(figure, title) + below, "sot-plot")
 
 
 def _spectrum(explanation: Explanation) -> str:
     title = "Spectrum, before and after"
     if explanation.spectrum is None:
         return _card(title, "<p>None: the head does not pool words in second order.</p>", "sot-plot")
-    return _drawn(title, partial(draw_spectrum, explanation=explanation), (4.6, 3.4))
+    return _charted(title, partial(draw_spectrum, explanation=explanation), f'<p class="sot-said">{SPECTRUM}</p>')
 
 
 def _heading(column: Column) -> str:
@@ -161,16 +183,34 @@ def _heading(column: Column) -> str:
 
 def _picture_cards(explanation: ImageExplanation) -> list[str]:
     maps = [
-        _drawn(_heading(column), partial(draw_map, picture=explanation.picture, column=column), (3, 3), "sot-map")
+        _pictured(
+            _heading(column),
+            partial(draw_map, picture=explanation.picture, column=column),
+            "sot-map",
+            _scale("sot-map"),
+        )
         for column in explanation.columns
     ]
     if explanation.evidence is None:
         return [*maps, _card("Pairs of words", "<p>This head has no evidence of pairs: see below.</p>", "sot-plot")]
-    return [*maps, _drawn("Pairs of words", partial(draw_links, explanation=explanation), (4.6, 3.4))]
+    pairs = partial(draw_links, explanation=explanation)
+    return [*maps, _pictured("Pairs of words", pairs, "sot-links", _sides(explanation))]
+
+
+def _scale(kind: str) -> str:
+    return f'<p class="sot-key">weak <i class="sot-scale {kind}-scale"></i> strong</p>'
+
+
+def _sides(explanation: Explanation) -> str:
+    name = escape(clean(explanation.target, 20))
+    return f'<p class="sot-key"><i class="sot-for"></i> for {name} <i class="sot-against"></i> against it</p>'
 
 
 def _text_cards(explanation: TextExplanation) -> list[str]:
-    words = [_card(_heading(column), coloured(explanation, column), "sot-words") for column in explanation.columns]
+    key = _scale("sot-word")
+    words = [
+        _card(_heading(column), coloured(explanation, column) + key, "sot-words") for column in explanation.columns
+    ]
     names = explanation.words.names
     pairs = explanation.evidence.strongest(8) if explanation.evidence is not None else []
     rows = "".join(
@@ -178,7 +218,9 @@ def _text_cards(explanation: TextExplanation) -> list[str]:
         f'<td class="{"sot-for" if v > 0 else "sot-against"}">{v:+.3f}</td></tr>'
         for i, j, v in pairs
     )
-    table = f"<table>{rows}</table>" if rows else "<p>The words carry their evidence one by one.</p>"
+    table = (
+        f"<table>{rows}</table>{_sides(explanation)}" if rows else "<p>The words carry their evidence one by one.</p>"
+    )
     return [_card("Pairs of words", table, "sot-pairs"), *words]
 
 

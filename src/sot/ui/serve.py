@@ -30,6 +30,17 @@ ROUTES = re.compile(
     r"|gradio_api/(info|app_id|startup-events|theme\.css|heartbeat/\w+|queue/(join|data)|upload|upload_progress|reset|cancel"
     r"|call/.*|run/.*|file=.*))/?"
 )
+READABLE = {  # Gradio's own pairs of colours have too little contrast
+    "block_label_text_color": "*primary_800",
+    "block_title_text_color": "*primary_800",
+    "block_info_text_color": "*neutral_600",
+    "body_text_color_subdued": "*neutral_600",
+    "button_primary_background_fill": "*primary_600",
+    "button_primary_background_fill_hover": "*primary_700",
+    "button_primary_background_fill_dark": "*primary_600",
+    "button_primary_background_fill_hover_dark": "*primary_700",
+    "input_placeholder_color": "*neutral_600",
+}
 OWN_THINGS_ONLY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; object-src 'none'; base-uri 'self'; "
     "form-action 'self'; frame-ancestors 'self'"
@@ -141,7 +152,7 @@ def _launch(models: Mapping[str, Shown], host: str, port: int | None, folder: Pa
     fonts = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif"]
     theme = gr.themes.Soft(
         primary_hue="blue", neutral_hue="slate", font=fonts, font_mono=["ui-monospace", "Menlo", "monospace"]
-    )
+    ).set(**READABLE)
     _, address, _ = page.launch(
         server_name=host,
         server_port=port,
