@@ -22,7 +22,7 @@ from sot.figures import SMALL, WIDTH
 from sot.files import as_png
 from sot.paper.picture import draw_table
 from sot.paper.side_by_side import collect, subject
-from sot.paper.table import load_table
+from sot.paper.table import load_paper_table
 from sot.paper.work import Store
 from sot.probe.outcome import ProbeComparison, Result
 from sot.training.run import draw_curves
@@ -77,7 +77,7 @@ def data_of(folder):
 @pytest.mark.parametrize(("folder", "file"), TABLES, ids=lambda value: getattr(value, "stem", value))
 def test_tables(folder, file):
     name, store = file.stem.removeprefix("table-"), Store(FOLDER / folder)
-    table = load_table(name, "cpu", SETTINGS[folder])
+    table = load_paper_table(name, "cpu", SETTINGS[folder])
     units = [unit for unit in units_of(name, folder) if store.result(unit) is not None]
     rows = collect(table, units, store)
     figure = draw_table(table, rows, subject(units, data_of(folder)))

@@ -135,7 +135,6 @@ def small_model(recipe: Recipe, callbacks: Sequence[TrainerCallback] = ()) -> Pa
     """The folder of a model trained on scikit-learn's digits by `recipe`; trained now unless it is kept already."""
     folder = small_folder(recipe)
     if not is_kept(recipe):
-        from sot.bench.timing import thread_count
         from sot.training.train_images import train_images
 
         unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
