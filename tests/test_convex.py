@@ -93,12 +93,12 @@ def test_the_usual_mixture_is_left_for_one_that_is_better_by_some_standard_error
 
 
 def test_smaller_penalties_are_tried_where_the_smallest_is_the_best():
-    features, labels = problem(400, 8, classes=4)
+    features, labels = problem(600, 8, classes=4)
     easy = Blocks([features + 3 * torch.nn.functional.one_hot(labels, 8)])
-    folds = torch.from_numpy(draw_folds(labels.numpy(), 400))
+    folds = torch.from_numpy(draw_folds(labels.numpy(), 600))
     target = torch.eye(4)[labels]
     assert choose(easy, {"all": (1.0,)}, target, folds, "softmax", (0.1, 1e-4)).penalty < 1e-4
-    noise = Blocks([torch.randn(400, 300, generator=torch.Generator().manual_seed(1))])
+    noise = Blocks([torch.randn(600, 300, generator=torch.Generator().manual_seed(1))])
     strong = choose(noise, {"all": (1.0,)}, target, folds, "softmax", (0.1, 1e-4))
     assert (strong.penalty, strong.settings) == (0.1, 2)
 

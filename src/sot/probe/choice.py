@@ -17,7 +17,10 @@ from sot.probe.features import Array
 
 PENALTIES = (1e-1, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 OF_MANY = slice(2, 6)  # those that many samples may want
-SMALLER = (3e-5, 1e-5)  # tried where the smallest is the best, as of many classes it may be
+SMALLER, SMALLER_FROM = (
+    (3e-5, 1e-5),
+    500,
+)  # tried from so many samples on if the smallest is the best, as of many classes
 FOLDS = 5
 ROUNDS = ((100, 4), (500, 2))  # below so many samples, the folds are drawn so many times
 ONE_FOLD = 2000  # from so many on, one of the folds tells enough
@@ -87,7 +90,7 @@ def choose(
 
     Of its penalties that score within one standard error of the best, that of the smallest loss. If `balanced`, classes
     count alike in the score. With one fold, of many samples, there are fewer penalties: the first mixture tries them,
-    and the others its best and those beside it. Where the smallest is the best, smaller ones are tried.
+    and the others its best and those beside it. Where the smallest is the best of many, smaller ones are tried.
     """
     if len(folds) == 1 and len(penalties) > OF_MANY.stop:
         penalties = penalties[OF_MANY]
@@ -99,7 +102,7 @@ def choose(
             found, _, _ = solve(blocks, mixture, targets, folds, tried[len(logits) :], link, ROUGH)
             logits = torch.cat([logits, found])
             best = within_one_error(logits, targets, folds, link, balanced)
-            if tried[best] == tried[-1]:
+            if tried[best] == tried[-1] and blocks.samples >= SMALLER_FROM:
                 tried += [smaller for smaller in SMALLER if smaller < tried[-1]][:1]
         settings.append((name, tried[best]))
         outputs.append(logits[best])
