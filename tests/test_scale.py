@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from safetensors.torch import load_file
 from test_cli import sot
 from test_train import one_thread, pictures  # noqa: F401
 
-from sot.training.checkpoints import checkpoints
+from sot.training.checkpoints import checkpoints, is_whole
 
 SETTINGS = [
     *("epochs=2", "batch_size=16", "img_size=32", "lr=1e-3", "ema=0.9", "erasing=0.5", "weight_decay=0.05"),
@@ -107,6 +109,31 @@ def test_two_processes_end_with_the_weights_of_one_and_resume(alone):
     result = launch([*TORCHRUN, "-m"], *command, "--resume")
     assert result.returncode == 0, result.stderr
     check_same(alone / "alone", out)
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(alone, tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", *TORCHRUN, "-m", "sot", *arguments(alone / "pictures", out, "--set", "epochs=500")]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen([*map(str, command)], stdout=log, stderr=log, env=environment)
+        try:
+            while not checkpoints(out):
+                assert launcher.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.2)
+            os.kill(max(children(launcher.pid)), signal.SIGTERM)
+            assert launcher.wait(300) != 0
+        finally:
+            launcher.kill()
+    said = (tmp_path / "log").read_text()
+    assert f"Stopped. Saved: {checkpoints(out)[0]}" in said and said.count("Continue with: sot train") == 1
+    assert is_whole(checkpoints(out)[0]) and not (out / "model.safetensors").exists()
+
+
+def children(process):
+    """Processes that a process started."""
+    files = Path(f"/proc/{process}/task").glob("*/children")
+    return [int(number) for file in files for number in file.read_text().split()]
 
 
 def test_sharded_weights_end_as_whole_ones_and_resume(alone, tmp_path):

@@ -119,7 +119,8 @@ def main() -> None:
         with nullcontext() if is_first_process() else redirect_stdout(io.StringIO()):
             app(prog_name="sot")
     except Interrupted as stop:
-        _say_how_to_go_on(stop)
+        if is_first_process():
+            _say_how_to_go_on(stop)
         raise SystemExit(128 + stop.number) from None
     except (ValueError, OSError, SafetensorError) as error:
         said = worded(error)

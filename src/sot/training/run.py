@@ -83,8 +83,9 @@ def _finish(
     epoch, stopped = round(kept.pop("epoch", 0)), stops_early(history, recipe)
     if recipe.metric is None:
         trainer.save_best(out)
-        write_beside(out / CLASSES_FILE, json.dumps(trainer.by_class, indent=1))
     if trainer.is_world_process_zero():
+        if recipe.metric is None:
+            write_beside(out / CLASSES_FILE, json.dumps(trainer.by_class, indent=1))
         if recipe.metric is not None and (out / BEST).is_dir():
             _move_files(out / BEST, out)
         told = kept_words(recipe, epoch, stopped)
