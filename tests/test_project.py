@@ -190,6 +190,12 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_lines_of_a_page_are_wrapped(page):
+    lines = [line for line in page.read_text().splitlines() if not line.lstrip().startswith("|")]
+    assert [line for line in lines if len(line) > 160] == []
+
+
 def test_the_site_builds_without_a_broken_link_or_a_missing_page(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path]
     built = subprocess.run(
