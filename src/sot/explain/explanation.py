@@ -102,12 +102,12 @@ def explain_image(
     word_model: Opened | None = None,
     top: int = 5,
 ) -> ImageExplanation:
-    """What in a picture speaks for a class, through the class token, through the words, and through both.
+    """Explain the prediction for an image: maps through the class token, the words and both.
 
     Args:
         model: An image model with a second-order head.
         processor: Its image processor.
-        image: The picture.
+        image: A Pillow image.
         method: One of `IMAGE_METHODS`; by default relevance where all words attend to each other, else hirescam.
         target: The class to explain, by name or number; by default the one that is predicted.
         truth: The true class, by which the columns are marked right or wrong.
@@ -186,7 +186,7 @@ def explain_text(
     word_model: Opened | None = None,
     top: int = 5,
 ) -> TextExplanation:
-    """Which words of a text (and of its pair) speak for a class; the arguments are those of `explain_image`."""
+    """Explain the prediction for a text or pair: influence of its words; arguments as in `explain_image`."""
     check_model(model)
     check_method(method, TEXT_METHODS, "texts")
     check_unicode(text, pair)
@@ -224,7 +224,7 @@ def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
 
 
 def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> Any:
-    """`explain_image`, `explain_text` or `explain_sound`, as the model has it; a pair of texts is a tuple."""
+    """Explain an image, a text, a pair of texts (a tuple) or a sound, whichever the model reads."""
     check_model(model)
     if model.config.modality == "audio":
         from sot.explain.sounds import explain_sound  # which imports this file

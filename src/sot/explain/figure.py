@@ -165,7 +165,7 @@ def _draw_row(axes: Any, explanation: ImageExplanation) -> None:
 
 
 def columns_figure(explanations: Sequence[ImageExplanation]) -> Figure:
-    """The paper's figure: one row a picture, with its maps by branch, ticks and crosses."""
+    """Draw the paper's figure: one row an image, with its maps by branch, ticks and crosses."""
     wide = 1 + max(len(explanation.columns) for explanation in explanations)
     figure = Drawing(figsize=(WIDTH, 2.3 * len(explanations)), layout="constrained")
     places = figure.subplots(len(explanations), wide, squeeze=False)

@@ -38,7 +38,7 @@ class SoundExplanation(Explanation):
     edges: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # seconds, one more than moments
 
     def spans(self, count: int = 20) -> list[tuple[float, float, float]]:
-        """Begin, end and contribution of so many parts of equal length, moments summed."""
+        """Begin, end and contribution of `count` parts of equal length, moments summed."""
         values = self.columns[0].values
         limits = np.linspace(0, len(values), min(count, len(values)) + 1).round().astype(int)
         return [
@@ -65,7 +65,7 @@ def explain_sound(
     truth: str | int | None = None,
     top: int = 5,
 ) -> SoundExplanation:
-    """Which moments of a sound speak for a class, through the words.
+    """Explain the prediction for a sound: what its moments add to the logit through the words.
 
     Args:
         model: An audio model with a second-order head.

@@ -54,16 +54,16 @@ def equip(
     model_args: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Equipped:
-    """A classifier made of the backbone of `model`, with its weights, and a new second-order head.
+    """Return a Hugging Face model: the backbone of `model`, with its weights, and a new second-order head.
 
     Args:
         model: A timm model or name, a Hugging Face model or hub name, or a folder. It is copied, never edited.
-        num_classes: How many classes; by default as many as `labels`, or as the model or folder has. One is a number.
+        num_classes: Number of classes; by default that of `labels`, or of the model or folder. 1 means regression.
         head: HeadConfig, or a dictionary of its fields; without a class token `fusion` becomes "word".
         pretrained: Whether a name loads pretrained weights.
         labels: Names of the classes.
         embed: Token embedding in place of the model's own ("densenet", ...): ViT, DeiT, Swin and most peers.
-        depth: Keep so many of its layers, from the first: words of earlier layers can tell what the last have lost.
+        depth: Keep the first `depth` layers: earlier layers can hold what the last have lost.
         class_position: "first" or "last" kept token of a text is the class token; by default as its family has it.
         class_pooler: Send the class token of a text through the backbone's own pooler.
         label_smoothing: Of the cross-entropy.
