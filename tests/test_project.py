@@ -156,13 +156,15 @@ def blocks(page, language):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch, stand_ins):
+def test_python_snippets_of_a_page_run_in_order(page, tmp_path, monkeypatch, stand_ins, capsys):
     monkeypatch.chdir(tmp_path)
     namespace = {"__name__": page.stem}
     for number, code in enumerate(blocks(page, "python")):
         for name, folder in stand_ins.items():
             code = code.replace(f'"{name}"', f'"{folder}"')
         exec(compile(code, f"{page.name}, snippet {number + 1}", "exec"), namespace)
+    shapes = re.findall(r"^```\n(torch\.Size.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert "".join(shapes) in capsys.readouterr().out  # what the page says that they print
 
 
 COMMANDS = {
