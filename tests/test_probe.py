@@ -348,7 +348,7 @@ def test_mistakes_are_one_sentence_before_any_work(stripes, stand_ins, tmp_path)
         ([*vit, "--data", stripes, "--heads", ","], "unknown head"),
         ([*vit], "name the data: --data, or for texts also --task"),
         ([*vit, "--task", "cola"], "test_vit is a model for images: it needs --data"),
-        ([*vit, "--data", tmp_path / "nothing"], "holds no pictures"),
+        ([*vit, "--data", tmp_path / "nothing"], "holds no images"),
         ([*vit, "--data", stripes, "--weights", tmp_path / "no.safetensors"], "no such file"),
         ([*vit, "--data", stripes, "--weights", tmp_path / "other.pt"], "other.pt holds no plain weights"),
         ([*vit, "--data", stripes, "--weights", tmp_path / "half.safetensors"], "test_vit: it lacks 1 weights, first"),

@@ -230,5 +230,5 @@ def test_long_work_says_how_far_it_is_where_there_is_no_terminal(monkeypatch, ca
     assert list(options.progress([1, 2, 3], "Fitting")) == [1, 2, 3]
     said = capsys.readouterr()
     assert said.err.splitlines()[0] == "Fitting: 1 of 3, 0 s left" and said.out == ""
-    assert list(options.progress(iter("ab"), "Reading")) == ["a", "b"]
+    assert list(options.progress((letter for letter in "ab"), "Reading")) == ["a", "b"]
     assert capsys.readouterr().err.splitlines() == ["Reading: 1", "Reading: 2"]

@@ -100,7 +100,7 @@ def test_a_checkpoint_without_all_weights_is_not_resumed():
     model[1].weight = model[0].weight
     check = SoTTrainer._issue_warnings_after_load
     check(SimpleNamespace(model=model), SimpleNamespace(missing_keys=["1.weight"]))  # there by another name
-    with pytest.raises(ValueError, match=r"the checkpoint lacks 1 weights of the model, first 1\.bias"):
+    with pytest.raises(ValueError, match=r"the checkpoint lacks 1 weight, first 1\.bias"):
         check(SimpleNamespace(model=model), SimpleNamespace(missing_keys=["1.weight", "1.bias"]))
 
 

@@ -6,8 +6,9 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,7 +177,7 @@ def progress(items: Iterable[Any], title: str, total: float | None = None) -> It
     What is printed meanwhile goes where it would: rich sends all of it to the bar's own stream unless it is told so.
     """
     if not errors.is_terminal:
-        return _with_lines(items, title, len(items) if total is None and isinstance(items, Sized) else total)
+        return _with_lines(items, title, total or length_hint(items) or None)
     columns = (TextColumn(title), BarColumn(), TaskProgressColumn(show_speed=True), TimeRemainingColumn())
     return _with_bar(items, total, Progress(*columns, console=errors, transient=True, redirect_stdout=False))
 

@@ -148,7 +148,7 @@ def _describe_pictures(data: str | None, as_of_imagenet: bool) -> dict[str, Any]
     if data is None and as_of_imagenet:
         return {"train": IMAGENET_PICTURES, "val": 50_000, "labels": [str(number) for number in range(1000)]}
     if data is None:
-        raise SettingError("pictures are needed: give {data}, as in sot train")
+        raise SettingError("images are needed: give {data}, as in sot train")
     pictures = load_images(data)
     return {"train": len(pictures.train), "val": len(pictures.val), "labels": pictures.labels}
 
