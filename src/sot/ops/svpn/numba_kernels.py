@@ -161,6 +161,14 @@ def mix_by_root(
             store(out, mirrored, (same - load(ratio, i * LANES)) * y - swapped * x)
 
 
+@routine
+def doubles(size: int) -> Array:
+    """Room for so many numbers from the beginning of a cache line on: eight of them are one line, not two halves."""
+    room = np.empty(size + LANES, np.float64)
+    first = (-room.ctypes.data // 8) % LANES
+    return room[first : first + size]
+
+
 PAIR, TRIPLE = (numba.types.UniTuple(numba.float32[:, ::1], count) for count in (2, 3))  # of blocks
 
 
@@ -176,10 +184,9 @@ def power(
     rows, columns = matrix.shape[1] + matrix.shape[1] % 2, n + n % 2
     size, square, line = rows * columns * LANES, columns * columns * LANES, columns * LANES
     packed, scaled = np.empty(size, np.float32), np.empty(size, np.float32)
-    q, images = np.empty(size, np.float64), np.empty(size, np.float64)
-    gram, v = np.empty(square, np.float64), np.empty(square, np.float64)
-    diagonal, beside, lengths = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(line, np.float64)
-    work, more, turns = np.empty(line, np.float64), np.empty(line, np.float64), np.empty(2 * SWEEPS * line, np.float64)
+    q, images, gram, v = doubles(size), doubles(size), doubles(square), doubles(square)
+    diagonal, beside, lengths = doubles(line), doubles(line), doubles(line)
+    work, more, turns = doubles(line), doubles(line), doubles(2 * SWEEPS * line)
     across, down = strides(columns)
     for group in range(groups[0], groups[1]):
         slot = group % kept[0].shape[0]
