@@ -113,7 +113,7 @@ def choose_tasks(rows: Sequence[TableRow], wanted: str | None) -> list[TableRow]
     known = list(dict.fromkeys(task for row in rows for task in row.tasks))
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise ValueError(f"the rows have no task {unknown[0]!r}; they have: {', '.join(known) or 'none, but pictures'}")
+        raise ValueError(f"the rows have no task {unknown[0]!r}; they have: {', '.join(known) or 'none, but images'}")
     return [replace(row, tasks=tuple(t for t in row.tasks if t in chosen)) for row in rows if row.tasks]
 
 
