@@ -42,6 +42,8 @@ def place(tmp_path_factory, stand_ins):
     package.equip("test_vit", labels=["a", "b"], head=HEAD, pretrained=False).save_pretrained(root / "image")
     bert = stand_ins["google-bert/bert-base-uncased"]
     package.equip(bert, labels=["a", "b"], head=HEAD).save_pretrained(root / "text")
+    whisper = stand_ins["openai/whisper-tiny"]
+    package.equip(whisper, labels=["a", "b"], head=HEAD).save_pretrained(root / "audio")
     shutil.copytree(bert, root / "backbone")
     Image.new("RGB", (64, 64)).save(root / "x.png")
     return root
@@ -158,6 +160,7 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
     "classes in a list": ("text", {"id2label": ["a", "b"]}, "config.json is damaged"),
     "width": ("text", {"backbone_config__hidden_size": 2**20}, r"do not fit: \S+ is \[32\], and its config.json asks"),
+    "heads": ("text", {"backbone_config__num_attention_heads": -1}, "num_attention_heads=-1; at least 0 attention"),
     "type of the backbone": ("text", {"backbone_config__model_type": "unheard-of"}, "is damaged: .*'unheard-of'"),
     "no type of the backbone": ("text", {"backbone_config__model_type": ["a"]}, "is damaged"),
     "backbone in a list": ("text", {"backbone_config": [1]}, "is damaged"),
@@ -187,11 +190,26 @@ def test_hostile_folders_are_refused_in_seconds(copied, tmp_path, case):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_processor_of_huge_pictures_is_refused(copied):
-    folder = copied("image")
-    change(folder, "preprocessor_config.json", crop_size={"height": 200_000, "width": 200_000})
-    with pytest.raises(ValueError, match="height=200,000; at most 8,192 pixels a side are accepted"):
+PROCESSORS = {  # a setting of a processor, and what is said of it
+    "huge pictures": ("image", {"crop_size": {"height": 200_000, "width": 9}}, "height=200,000; at most 8,192 pixels"),
+    "no resampling": ("image", {"resample": 99}, "image processor in .* reads no input"),
+    "no length": ("text", {"model_max_length": -1}, "model_max_length=-1; at least 1 tokens"),
+    "days of sound": ("audio", {"chunk_length": 10**6}, "chunk_length=1,000,000; at most 600 seconds"),
+    "rate": ("audio", {"sampling_rate": 10**9}, "sampling_rate=1,000,000,000; at most 400,000 samples"),
+    "frequencies": ("audio", {"feature_size": 10**6}, "feature_size=1,000,000; at most 1,000 frequencies"),
+    "window": ("audio", {"n_fft": 10**9}, "n_fft=1,000,000,000; at most 10,000 samples"),
+    "steps": ("audio", {"hop_length": 10**4, "chunk_length": 0}, "feature extractor in .* (reads no input|cannot be)"),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_hostile_processors_are_refused(copied, case):
+    kind, settings, message = PROCESSORS[case]
+    folder = copied(kind)
+    change(folder, "tokenizer_config.json" if kind == "text" else "preprocessor_config.json", **settings)
+    with pytest.raises((ValueError, OSError), match=message) as caught:
         load_model(folder)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

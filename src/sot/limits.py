@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,18 @@ from sot.files import read_object
 MOST_BYTES = 2**26  # of a file of JSON; the largest tokenizers have half as many
 MOST_LABELS = 100_000  # transformers writes a name for each in several tables
 MOST_NESTING = 50
-MOST = {  # by how a setting's name ends; the deepest models have some two hundred layers
-    "layers or iterations": (re.compile(r"(layers?|depths?|blocks|stages|iterations)$"), 1000),
-    "pixels a side": (re.compile(r"^(size|crop_size|shortest_edge|height|width)$"), 8192),
-}
+BOUNDS: dict[str, tuple[re.Pattern[str], float, float]] = {  # by how a setting's name ends
+    "layers or iterations": (  # the deepest models have some two hundred; the layer before the last is called -2
+        re.compile(r"(layers?|depths?|blocks|stages|iterations)$"), -1000, 1000),
+    "attention heads": (re.compile(r"heads?$"), 0, 100_000),
+    "pixels a side": (re.compile(r"^(size|crop_size|shortest_edge|longest_edge|height|width)$"), 0, 8192),
+    "samples a second": (re.compile(r"^sampling_rate$"), 1, 400_000),
+    "seconds of sound": (re.compile(r"^chunk_length(_s)?$"), 0, 600),
+    "samples at once": (re.compile(r"^(n_fft|hop_length|win_length)$"), 1, 10_000),
+    "frequencies": (re.compile(r"^(feature_size|num_mel_bins)$"), 1, 1000),
+    "frames or tokens": (re.compile(r"^max_length$"), 0, 2**20),
+    "tokens": (re.compile(r"^model_max_length$"), 1, math.inf),  # 10³⁰ where nobody knows it
+}  # fmt: skip
 WORDS = {"vocab", "added_tokens_encoder"}  # tables of a tokenizer from words to their numbers
 
 
@@ -50,8 +59,14 @@ def _check(file: Path, value: Any, name: str, depth: int) -> None:
         for each in value if len(whole) < len(value) else numbers:
             _check(file, each, name, depth + 1)
     elif isinstance(value, int | float):
-        for what in (what for what, (pattern, most) in MOST.items() if value > most and pattern.search(name)):
-            raise ValueError(f"{file} asks for {name}={value:,}; at most {MOST[what][1]:,} {what} are accepted")
+        _check_number(file, value, name)
+
+
+def _check_number(file: Path, value: float, name: str) -> None:
+    for what, (pattern, least, most) in BOUNDS.items():
+        if not least <= value <= most and pattern.search(name):
+            bound = f"at most {most:,}" if value > most else f"at least {least:,}"
+            raise ValueError(f"{file} asks for {name}={value:,}; {bound} {what} are accepted")
 
 
 def code_of(settings: Any) -> str | None:

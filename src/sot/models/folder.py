@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
+from PIL import Image
 from safetensors import safe_open
 from transformers import CONFIG_MAPPING, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.utils import logging
@@ -35,6 +37,11 @@ PROCESSOR_FILES = {  # objects of JSON, as far as there are any
     "image": ("preprocessor_config.json", "processor_config.json"),
     "text": ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json"),
     "audio": ("preprocessor_config.json", "processor_config.json"),
+}
+BLANK: dict[str, Callable[[Any], Any]] = {  # the least that a processor should read
+    "image": lambda pictures: pictures([Image.new("RGB", (8, 8))], return_tensors="pt"),
+    "text": lambda texts: texts("a", truncation=True),
+    "audio": lambda sounds: sounds([np.zeros(sounds.sampling_rate // 10)], sampling_rate=sounds.sampling_rate),
 }
 
 
@@ -131,12 +138,16 @@ def load_config(folder: Path) -> Any:
 
 def load_processor(folder: Path, config: SoTConfig) -> Any:
     """The image processor, tokenizer or feature extractor of a trained model."""
-    processor = open_processor(str(folder), str(config.modality))
-    if config.modality != "text":
-        return processor
-    if not knows_words(processor):
-        raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
-    processor.model_max_length = trained_length(folder) or processor.model_max_length
+    modality = str(config.modality)
+    processor = open_processor(str(folder), modality)
+    if modality == "text":
+        if not knows_words(processor):
+            raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
+        processor.model_max_length = trained_length(folder) or processor.model_max_length
+    try:
+        BLANK[modality](processor)
+    except Exception as error:  # settings that do not fit each other, of which every processor says something else
+        raise ValueError(f"the {PROCESSOR_NAMES[modality]} in {folder} reads no input: {one_line(error)}") from error
     return processor
 
 
