@@ -1,6 +1,7 @@
 """Folders of strangers: nothing in them runs, nothing in them fills the memory, and a sentence says what is wrong."""
 
 import io
+import itertools
 import json
 import os
 import pickle
@@ -160,6 +161,7 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
     "classes in a list": ("text", {"id2label": ["a", "b"]}, "config.json is damaged"),
     "width": ("text", {"backbone_config__hidden_size": 2**20}, r"do not fit: \S+ is \[32\], and its config.json asks"),
+    "seconds": ("audio", {"max_seconds": -1}, "max_seconds=-1; at least 0.01 seconds of sound are accepted"),
     "heads": ("text", {"backbone_config__num_attention_heads": -1}, "num_attention_heads=-1; at least 0 attention"),
     "type of the backbone": ("text", {"backbone_config__model_type": "unheard-of"}, "is damaged: .*'unheard-of'"),
     "no type of the backbone": ("text", {"backbone_config__model_type": ["a"]}, "is damaged"),
@@ -236,6 +238,19 @@ def test_control_characters_are_shown(place, copied, tmp_path):
         printed = result.stdout + result.stderr
         assert not set(EVIL[:2] + "\x07\u202e\x9b\r") - {"]"} & set(printed), printed
         assert r"\x1b" in printed
+
+
+def test_control_characters_of_classes_are_shown_while_training(place, tmp_path):
+    for split, name in itertools.product(("train", "val"), (EVIL, "b")):
+        (tmp_path / "data" / split / name).mkdir(parents=True)
+        shutil.copy(place / "x.png", tmp_path / "data" / split / name)
+    small = ("epochs=1", "min_steps=0", "batch_size=2", "img_size=32")
+    settings = [part for setting in small for part in ("--set", setting)]
+    model = ("--model", "test_vit", "--recipe", "scratch", "--logger", "none")
+    result = sot("train", *model, "--data", "data", "--out", "out", *settings, cwd=tmp_path)
+    printed = result.stdout + result.stderr
+    assert result.returncode == 0 and r"\x1b" in printed, printed
+    assert not {"\x1b", "\x07", "\u202e", "\x9b"} & set(printed), printed
 
 
 def test_what_is_visible_stays_as_it_is():

@@ -19,7 +19,8 @@ BOUNDS: dict[str, tuple[re.Pattern[str], float, float]] = {  # by how a setting'
     "attention heads": (re.compile(r"heads?$"), 0, 100_000),
     "pixels a side": (re.compile(r"^(size|crop_size|shortest_edge|longest_edge|height|width)$"), 0, 8192),
     "samples a second": (re.compile(r"^sampling_rate$"), 1, 400_000),
-    "seconds of sound": (re.compile(r"^chunk_length(_s)?$"), 0, 600),
+    "seconds of sound": (re.compile(r"^(chunk_length(_s)?|max_seconds)$"), 0.01, 600),
+    "steps of a convolution": (re.compile(r"strides?$"), 1, math.inf),
     "samples at once": (re.compile(r"^(n_fft|hop_length|win_length)$"), 1, 10_000),
     "frequencies": (re.compile(r"^(feature_size|num_mel_bins)$"), 1, 1000),
     "frames or tokens": (re.compile(r"^max_length$"), 0, 2**20),
@@ -53,7 +54,7 @@ def _check(file: Path, value: Any, name: str, depth: int) -> None:
     if isinstance(value, dict):
         for key in (key for key in value if key not in WORDS):  # of which one is "player"
             _check(file, value[key], key, depth + 1)
-    elif isinstance(value, list):
+    elif isinstance(value, list) and value:
         whole = [each for each in value if isinstance(each, int)]
         numbers = [sum(whole)] if name.endswith(("depths", "blocks")) else [len(whole), *whole]  # or numbers of layers
         for each in value if len(whole) < len(value) else numbers:

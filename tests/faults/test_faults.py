@@ -30,7 +30,7 @@ SECONDS = float(os.environ.get("SOT_FAULT_SECONDS", "840"))
 SEED = int(os.environ.get("SOT_FAULT_SEED", "0"))
 SHARES = {"kill": 0.45, "full disk": 0.25, "damage": 0.2, "two writers": 0.1}
 HEAD = "head={heads: 2, left_dim: 3, right_dim: 3}"
-RECIPE = ("epochs=3", "batch_size=16", "img_size=32", "ema=0.9", "mixup=0.8", HEAD)
+RECIPE = ("epochs=3", "min_steps=0", "batch_size=16", "img_size=32", "ema=0.9", "mixup=0.8", HEAD)
 ROOM = 40 * 2**20  # bytes that a run needs, and more
 
 

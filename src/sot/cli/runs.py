@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sot.cli.options import of_data, of_start, of_training, print_scores, print_table
-from sot.files import rich_table
+from sot.files import rich_table, visible
 
 if TYPE_CHECKING:
     from sot.core.head import HeadConfig
@@ -61,7 +61,7 @@ def say(line: str) -> None:
     from sot.cli.options import is_first_process
 
     if is_first_process():
-        print(line, file=sys.stderr, flush=True)
+        print(visible(line), file=sys.stderr, flush=True)
 
 
 def own_head(model: str, asked: str | None, parsed: HeadConfig | None) -> HeadConfig | None:
