@@ -199,6 +199,7 @@ PROCESSORS = {  # a setting of a processor, and what is said of it
     "days of sound": ("audio", {"chunk_length": 10**6}, "chunk_length=1,000,000; at most 600 seconds"),
     "rate": ("audio", {"sampling_rate": 10**9}, "sampling_rate=1,000,000,000; at most 400,000 samples"),
     "frequencies": ("audio", {"feature_size": 10**6}, "feature_size=1,000,000; at most 1,000 frequencies"),
+    "other frequencies": ("audio", {"feature_size": 5}, "has feature_size=5, and the model reads 8"),
     "window": ("audio", {"n_fft": 10**9}, "n_fft=1,000,000,000; at most 10,000 samples"),
     "steps": ("audio", {"hop_length": 10**4, "chunk_length": 0}, "feature extractor in .* (reads no input|cannot be)"),
 }

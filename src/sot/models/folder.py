@@ -43,6 +43,10 @@ BLANK: dict[str, Callable[[Any], Any]] = {  # the least that a processor should 
     "text": lambda texts: texts("a", truncation=True),
     "audio": lambda sounds: sounds([np.zeros(sounds.sampling_rate // 10)], sampling_rate=sounds.sampling_rate),
 }
+SPECTROGRAMS = {  # settings of a feature extractor that have to be those of the model
+    "whisper": {"feature_size": "num_mel_bins"},
+    "audio-spectrogram-transformer": {"num_mel_bins": "num_mel_bins", "max_length": "max_length"},
+}
 
 
 # --- what every model folder has ---------------------------------------------------------------------------
@@ -144,6 +148,10 @@ def load_processor(folder: Path, config: SoTConfig) -> Any:
         if not knows_words(processor):
             raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
         processor.model_max_length = trained_length(folder) or processor.model_max_length
+    for name, other in SPECTROGRAMS.get(config.backbone_config.model_type, {}).items():
+        made, read = getattr(processor, name), getattr(config.backbone_config, other)
+        if made != read:
+            raise ValueError(f"the feature extractor in {folder} has {name}={made}, and the model reads {read}")
     try:
         BLANK[modality](processor)
     except Exception as error:  # settings that do not fit each other, of which every processor says something else
