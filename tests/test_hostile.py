@@ -158,6 +158,9 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "iterations": ("image", {"head": {"norm": "svpn_fast", "num_iterations": 10**9}}, "num_iterations=1,000,000,000"),
     "classes": ("text", {"id2label": {str(i): "x" for i in range(10**5 + 1)}}, "100,001 classes; at most 100,000"),
     "number of classes": ("text", {"num_labels": 2 * 10**6}, "2,000,000 classes; at most 100,000"),
+    "classes of the backbone": ("image", {"backbone_config__num_classes": 10**9}, "1,000,000,000 classes; at most"),
+    "norm": ("image", {"layout__norm": 7}, "layout of the model is damaged: norm is 7"),
+    "no norm": ("image", {"layout__norm": "nowhere"}, "nowhere"),
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
     "classes in a list": ("text", {"id2label": ["a", "b"]}, "config.json is damaged"),
     "width": ("text", {"backbone_config__hidden_size": 2**20}, r"do not fit: \S+ is \[32\], and its config.json asks"),
@@ -201,7 +204,6 @@ PROCESSORS = {  # a setting of a processor, and what is said of it
     "frequencies": ("audio", {"feature_size": 10**6}, "feature_size=1,000,000; at most 1,000 frequencies"),
     "other frequencies": ("audio", {"feature_size": 5}, "has feature_size=5, and the model reads 8"),
     "window": ("audio", {"n_fft": 10**9}, "n_fft=1,000,000,000; at most 10,000 samples"),
-    "steps": ("audio", {"hop_length": 10**4, "chunk_length": 0}, "feature extractor in .* (reads no input|cannot be)"),
 }
 
 

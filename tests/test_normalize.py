@@ -238,6 +238,15 @@ def test_matrix_root_is_bounded_on_deficient_covariances(function, dtype, rank):
     assert function(spd).isfinite().all() and result.isfinite().all() and result.norm() < 1e6
 
 
+@pytest.mark.parametrize("function", [matrix_power_norm, matrix_square_root])
+def test_matrix_root_of_rounding_is_a_number(function):
+    """A blank picture, centred, has a covariance of rank 1, which LAPACK's float32 does not always solve."""
+    signs = torch.randint(-1, 2, (2000, 48, 1), generator=torch.Generator().manual_seed(0)).float()
+    spd = signs @ signs.mT * 10 ** torch.linspace(-38, 30, 2000)[:, None, None]
+    wanted = function(spd.double())
+    assert torch.allclose(function(spd).double(), wanted, rtol=1e-3, atol=1e-25)
+
+
 def test_square_root_converges_and_needs_no_loop_over_the_batch():
     spd = covariance(40)
     exact = power_of_svd(spd, 0.5)

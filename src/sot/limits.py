@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ BOUNDS: dict[str, tuple[re.Pattern[str], float, float]] = {  # by how a setting'
     "frames or tokens": (re.compile(r"^max_length$"), 0, 2**20),
     "tokens": (re.compile(r"^model_max_length$"), 1, math.inf),  # 10³⁰ where nobody knows it
 }  # fmt: skip
+CLASSES = {"num_labels", "num_classes", "id2label", "label2id", "label_names"}  # numbers and tables of them
 WORDS = {"vocab", "added_tokens_encoder"}  # tables of a tokenizer from words to their numbers
 
 
@@ -34,23 +34,17 @@ def read_settings(file: Path) -> dict[str, Any]:
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"{file} has {file.stat().st_size:,} bytes; at most {MOST_BYTES:,} are accepted")
     settings = read_object(file)
-    labels = [len(each) for name in ("id2label", "label2id", "label_names") if (each := _sized(settings, name))]
-    counts = [value for name in ("num_labels", "num_classes") if isinstance(value := settings.get(name), int)]
-    if max([0, *labels, *counts]) > MOST_LABELS:
-        raise ValueError(f"{file} has {max(labels + counts):,} classes; at most {MOST_LABELS:,} are accepted")
     _check(file, settings, "", 0)
     return settings
-
-
-def _sized(settings: Mapping[str, Any], name: str) -> Any:
-    value = settings.get(name)
-    return value if isinstance(value, dict | list) else None
 
 
 def _check(file: Path, value: Any, name: str, depth: int) -> None:
     """Raise ValueError for what is nested too deep, and for a number beyond its limit, or of several their sum."""
     if depth > MOST_NESTING:
         raise ValueError(f"{file} is damaged: it is nested more than {MOST_NESTING} deep")
+    count = len(value) if isinstance(value, dict | list) else value if isinstance(value, int | float) else 0
+    if name in CLASSES and count > MOST_LABELS:
+        raise ValueError(f"{file} has {count:,} classes; at most {MOST_LABELS:,} are accepted")
     if isinstance(value, dict):
         for key in (key for key in value if key not in WORDS):  # of which one is "player"
             _check(file, value[key], key, depth + 1)

@@ -148,8 +148,9 @@ def load_processor(folder: Path, config: SoTConfig) -> Any:
         if not knows_words(processor):
             raise ValueError(f"{folder} has lost its tokenizer: there is no tokenizer.json beside the model")
         processor.model_max_length = trained_length(folder) or processor.model_max_length
-    for name, other in SPECTROGRAMS.get(config.backbone_config.model_type, {}).items():
-        made, read = getattr(processor, name), getattr(config.backbone_config, other)
+    backbone: Any = config.backbone_config
+    for name, other in SPECTROGRAMS.get(backbone.model_type, {}).items():
+        made, read = getattr(processor, name), getattr(backbone, other)
         if made != read:
             raise ValueError(f"the feature extractor in {folder} has {name}={made}, and the model reads {read}")
     try:

@@ -48,6 +48,8 @@ class Layout:
         if unknown or "dim" not in values:
             wrong = f"unknown {', '.join(map(repr, unknown))}" if unknown else "it lacks 'dim'"
             raise ValueError(f"the layout of the model is damaged: {wrong}; accepted: {', '.join(known)}")
+        if not isinstance(values.get("norm"), str | None):
+            raise ValueError(f"the layout of the model is damaged: norm is {values['norm']!r}, not a name")
         return cls(**{**values, "branches": [cls.from_dict(branch) for branch in values.get("branches", [])]})
 
 
@@ -166,9 +168,11 @@ def unused_modules(model: nn.Module, idle: set[str]) -> list[str]:
 # --- what is not needed --------------------------------------------------------------------------------------
 
 
-def remove_unused(model: nn.Module, names: list[str]) -> None:
-    """Replace unused modules by nothing; a single unused parameter stays, frozen."""
-    for name in names:
+def apply_layout(model: nn.Module, layout: Layout) -> None:
+    """Replace unused modules by nothing; a single unused parameter stays, frozen. Norms have to be there."""
+    for each in (layout, *layout.branches):
+        model.get_submodule(each.norm or "")
+    for name in layout.unused:
         parent, _, child = name.rpartition(".")
         owner = model.get_submodule(parent)
         if isinstance(getattr(owner, child), nn.Parameter):

@@ -24,7 +24,7 @@ from sot.models.branched import build_head
 from sot.models.card import upload, write_card
 from sot.models.configuration import SoTConfig, is_encoder_decoder
 from sot.models.embedding.token_embed import replace_embedding
-from sot.models.layout import Layout, remove_unused
+from sot.models.layout import Layout, apply_layout
 from sot.models.tokens import FETCH, Tokens, split_branches, split_text, timm_features
 from sot.models.variants import ensure_registered
 
@@ -106,7 +106,7 @@ class SoTPreTrainedModel(PreTrainedModel):
         if config.embed is not None:
             replace_embedding(self.body, config.embed)
         if self.layout is not None:
-            remove_unused(self.body, self.layout.unused)
+            apply_layout(self.body, self.layout)
         head = HeadConfig(**(config.head or {}))
         self.classifier = build_head(config.hidden_size, config.num_labels, head, self.layout)
         self.processor: Any = None  # image processor or tokenizer, saved beside the weights

@@ -201,7 +201,7 @@ def epochs_of(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row = rows.setdefault(epoch, {"epoch": epoch})
         keep = {"loss": "train_loss", "learning_rate": "learning_rate", "grad_norm": "grad_norm"}
         row |= {name: entry[key] for key, name in keep.items() if key in entry}
-        row |= {key: value for key, value in entry.items() if is_score(key)}
+        row |= {key: value for key, value in sorted(entry.items()) if is_score(key)}  # as a checkpoint keeps them
     return [row for _, row in sorted(rows.items()) if len(row) > 1]
 
 

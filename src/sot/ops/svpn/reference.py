@@ -20,7 +20,8 @@ def decompose(matrix: Tensor, symmetric: bool = False) -> tuple[Tensor, Tensor, 
     finite = matrix.isfinite().all(-1).all(-1)[..., None, None]
     solvable = torch.where(finite, matrix, torch.zeros_like(matrix))  # LAPACK refuses the whole batch otherwise
     if symmetric:
-        values, left = torch.linalg.eigh(solvable)
+        wide = solvable.double() if matrix.device.type == "cpu" else solvable  # float32 of MKL fails at some of rank 1
+        values, left = (part.to(matrix.dtype) for part in torch.linalg.eigh(wide))
         values, right = values.clamp_min(0), left.mT.clone()  # an operator may not return the same memory twice
     else:
         left, values, right = torch.linalg.svd(solvable, full_matrices=False)
