@@ -109,6 +109,21 @@ def test_the_probes_are_in_the_page(file):
         assert line in page("results-probes.md"), f"docs/results-probes.md has other numbers of {file.stem}"
 
 
+def test_sounds_are_in_their_page():
+    found = json.loads((FOLDER / "esc50" / "probe.json").read_text())
+    scores = {row["head"]: f"{100 * row['mean']:.2f} ± {100 * interval(row['scores']):.2f}" for row in found["heads"]}
+    best = max(found["heads"], key=lambda row: row["mean"])["head"]
+    page, summary = (DOCS / "audio.md").read_text(), (DOCS / "results.md").read_text()
+    for row in found["heads"]:
+        score = f"**{scores[best]}**" if row["head"] == best else scores[row["head"]]
+        held_out = "" if row["held_out"] is None else f"{100 * row['held_out']:.2f}"
+        line = f"| {row['head']} | {score} | {held_out} | {row['params']:,} | {row['seconds']:.1f} |"
+        assert line in page and len(row["scores"]) == 5, f"audio.md has other numbers of {row['head']}"
+    assert all(scores[name] in summary for name in ("gap", "mgcrp-exact-0.25", "sot"))
+    named = page.split("--heads majority")[1].split()[0]
+    assert {*f"majority{named}".split(",")} == {*scores}
+
+
 def test_what_epochs_of_the_probes_cost_is_in_their_page():
     found = [json.loads((FOLDER / "probes" / f"{name}.json").read_text()) for name in ("imagenette", "sst2", "cola")]
     costs = [{row["head"]: f"{row['epoch_ratio']:.2%}".replace("%", " %") for row in each["heads"]} for each in found]

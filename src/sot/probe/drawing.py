@@ -27,7 +27,8 @@ def draw_dots(results: list[Result], score: str, title: str) -> Drawing:
     from sot.figures import BLUE, ORANGE, SMALL, VERMILION, dots, sheet
 
     colours = {"sot.Classifier": VERMILION, "second order": ORANGE, "first order": BLUE}
-    ordered = sorted(results, key=lambda result: -result.mean)
+    shown = [result for result in results if result.head != "majority"] or results  # which would squeeze the others
+    ordered = sorted(shown, key=lambda result: -result.mean)
     figure, ((axes,),) = sheet(max(2.3, 1.6 + 0.24 * len(ordered)))
     points = [(100 * row.mean, 100 * (interval(row.scores) or 0), colours[_kind(row)]) for row in ordered]
     dots(axes, [row.head for row in ordered], points)
