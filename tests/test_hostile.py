@@ -17,6 +17,7 @@ from test_cli import sot
 import sot as package
 from sot.cli.main import COMMANDS
 from sot.files import as_markdown, visible
+from sot.limits import read_settings
 from sot.models.folder import load_model
 from sot.training.recipe import Recipe
 from sot.training.run import model_card
@@ -269,3 +270,9 @@ def test_a_model_card_holds_no_html_and_no_link_of_a_class():
     assert r"\<img src=x onerror=alert(1)\>, \[x\](javascript:alert(1)), a # b, \`\|\`, " in card
     assert "\x1b" not in card and r"# \<b\>m on \[x\](javascript" in card
     assert as_markdown("vit_small, 3 (b)") == "vit_small, 3 (b)"
+
+
+def test_a_tokenizer_that_cuts_texts_is_no_attack(tmp_path):
+    cuts = {"truncation": {"max_length": 128, "stride": 0, "strategy": "LongestFirst"}, "padding": {"length": 0}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(cuts))
+    assert read_settings(tmp_path / "tokenizer.json") == cuts

@@ -52,6 +52,6 @@ def test_settings_without_effect_do_not_close_a_folder():
 def test_every_pooling_and_both_modalities_are_among_them():
     heads = [json.loads((folder / "config.json").read_text())["head"] for folder in FOLDERS]
     assert {head["pool"] for head in heads} == set(sot.POOLS.own) - {"mhc3"}  # which came later
-    assert {head["norm"] for head in heads} == {None, *sot.NORMS} - {"isqrt", "svpn_fast"}
+    assert {head["norm"] for head in heads} == {None, *sot.NORMS.own} - {"isqrt", "svpn_fast"}
     assert {head["fusion"] for head in heads} == {fusion.value for fusion in sot.Fusion}
     assert {folder.name.partition("-")[0] for folder in FOLDERS} == {"image", "text"}

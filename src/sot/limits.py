@@ -19,7 +19,7 @@ BOUNDS: dict[str, tuple[re.Pattern[str], float, float]] = {  # by how a setting'
     "pixels a side": (re.compile(r"^(size|crop_size|shortest_edge|longest_edge|height|width)$"), 0, 8192),
     "samples a second": (re.compile(r"^sampling_rate$"), 1, 400_000),
     "seconds of sound": (re.compile(r"^(chunk_length(_s)?|max_seconds)$"), 0.01, 600),
-    "steps of a convolution": (re.compile(r"strides?$"), 1, math.inf),
+    "steps of a convolution": (re.compile(r"_strides?$"), 1, math.inf),
     "samples at once": (re.compile(r"^(n_fft|hop_length|win_length)$"), 1, 10_000),
     "frequencies": (re.compile(r"^(feature_size|num_mel_bins)$"), 1, 1000),
     "frames or tokens": (re.compile(r"^max_length$"), 0, 2**20),
