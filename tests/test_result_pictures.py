@@ -112,7 +112,8 @@ def test_probes(file):
     figure = comparison.figure()
     check_readable(figure)
     said = [text.get_text() for text, _ in texts_of(figure)]
-    assert {result.head for result in comparison.results} <= set(said)
+    left_out = set() if comparison.has_draws else {"majority"}  # it would squeeze the others
+    assert {result.head for result in comparison.results} - left_out <= set(said)
     if comparison.has_draws:
         legend, axes = figure.legends[0].get_window_extent(), figure.axes[0].get_window_extent()
         assert legend.x0 >= axes.x1  # it covers no data
