@@ -6,8 +6,9 @@ import torch
 
 numba = pytest.importorskip("numba")
 
+from eigh_scalar import find_block, sweep_block
+
 from sot.ops._numba import eigh
-from sot.ops._numba.eigh_scalar import find_block, sweep_block
 from sot.ops._numba.lanes import LANES, fill, routine, store
 
 TOLERANCE = 1e-12

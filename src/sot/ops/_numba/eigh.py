@@ -100,7 +100,7 @@ def find_blocks(
 ) -> tuple[Register, Register, Register]:
     """Lane by lane the first block that is not diagonal: its start and end, or n and -1, and how a sweep begins.
 
-    Below `low` all lanes are diagonal, and stay so. `eigh_scalar.find_block` is the same for one matrix.
+    Below `low` all lanes are diagonal, and stay so. `tests/eigh_scalar.py` has the same for one matrix.
     """
     zero, one = fill(0.0), fill(1.0)
     first, end, stop = fill(float(n)), fill(-1.0), fill(n - 1.0)
@@ -124,7 +124,7 @@ def sweep(
 ) -> None:
     """One implicit QL step up the window; a lane turns between its own `first` and `end` only. Keeps (cos, sin).
 
-    `eigh_scalar.sweep_block` is the same for one matrix, with the source of the algorithm.
+    `tests/eigh_scalar.py` has the same for one matrix, and the source of the algorithm.
     """
     zero, one = fill(0.0), fill(1.0)
     s, c, q = one, one, load(diagonal, window[1] * LANES)

@@ -36,21 +36,3 @@ def raise_values(values: Tensor, exponent: float, zero: float) -> Tensor:
 def zero_share(matrix: Tensor) -> float:
     """Below which share of the largest a decomposition cannot tell a singular value from zero, as `matrix_rank`."""
     return max(matrix.shape[-2], matrix.shape[-1]) * torch.finfo(matrix.dtype).eps
-
-
-def gradient(matrix: Tensor, grad: Tensor, exponent: float, eps: float) -> Tensor:
-    """The gradient of the smooth power `λ (λ² + ε²)^((α-1)/2)`, `ε = eps · λ₁`, of one matrix `(m >= n, n)`.
-
-    With `f` that power, `T = UᵀGV`, `E = (fᵢ-fⱼ)/(λᵢ-λⱼ)` (`f'` on ties) and `F = (fᵢ+fⱼ)/(λᵢ+λⱼ)` it is
-    `U (E∘sym(T) + F∘anti(T)) Vᵀ + (GV - UT) diag(f/λ) Vᵀ` (Daleckii and Krein). For tests: in float64, without ties.
-    """
-    left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    smooth = values.square() + (eps * values[0]) ** 2
-    ratio = smooth.pow((exponent - 1) / 2)  # f/λ
-    powers, slopes = values * ratio, ratio + (exponent - 1) * values.square() * smooth.pow((exponent - 3) / 2)
-    gap = values[:, None] - values[None, :]
-    difference = torch.where(gap == 0, slopes[:, None], (powers[:, None] - powers[None, :]) / gap.where(gap != 0, 1))
-    mean = (powers[:, None] + powers[None, :]) / (values[:, None] + values[None, :])
-    inner = left.mT @ grad @ right.mT
-    middle = difference * (inner + inner.mT) / 2 + mean * (inner - inner.mT) / 2
-    return (left @ middle + (grad @ right.mT - left @ inner) * ratio) @ right
