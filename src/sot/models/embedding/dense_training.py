@@ -8,7 +8,7 @@ DenseNets do. Both directions walk in pieces that stay in a CPU's cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,117 +27,55 @@ from sot.models.embedding.norm_training import (
 from sot.ops.library import define
 
 
-class Weights(NamedTuple):
-    """Of BN-ReLU-convolution, which is half of a dense layer; or their gradients."""
+class Half(NamedTuple):
+    """Half of a dense layer, BN-ReLU-convolution: its weights, and what its norm does before scale and shift.
+
+    A layer is: all maps so far → 1×1 convolution → hidden map → 3×3 → new maps.
+    """
 
     scale: Tensor
     shift: Tensor
     conv: Tensor
-
-
-class Half(NamedTuple):
-    """Half of a dense layer: its weights, and what its norm does to this batch before scale and shift."""
-
-    weights: Weights
     normalization: Affine
+
+    @classmethod
+    def of(cls, parameters: Sequence[Tensor], eps: Sequence[float], index: int, statistics: Tensor) -> Half:
+        """The half of this number, on a batch of this mean and variance."""
+        return cls(*parameters[3 * index : 3 * index + 3], Affine.of_batch(statistics, eps[index]))
 
     @property
     def activation(self) -> Affine:
         """All that the norm does."""
-        return self.normalization.then(self.weights.scale, self.weights.shift)
+        return self.normalization.then(self.scale, self.shift)
 
     @property
     def rate(self) -> Tensor:
         """What the gradient is multiplied with, statistics aside."""
-        return self.weights.scale * self.normalization.rate
-
-
-class SavedLayer(NamedTuple):
-    """What backward needs of a dense layer: all maps so far → 1×1 convolution → hidden map → 3×3 → new maps."""
-
-    first: Half
-    second: Half
-    hidden: Tensor
-
-
-class BlockMaps(NamedTuple):
-    """What a block makes of a batch: maps `(batch, H, W, channels)`, and mean and variance of each of them."""
-
-    maps: Tensor
-    statistics: Tensor
-    hidden: list[Tensor]  # of each layer
-    of_hidden: list[Tensor]
-
-    def layers(self, parameters: Sequence[Tensor], eps: Sequence[float]) -> list[SavedLayer]:
-        """The layers that made them."""
-        weights = [Weights(*group) for group in in_groups(parameters, len(eps))]
-        layers = []
-        for hidden, of_hidden, halves, eps_pair in zip(self.hidden, self.of_hidden, in_pairs(weights), in_pairs(eps)):
-            read = self.statistics[:, : halves[0].conv.shape[1]]
-            first = Half(halves[0], Affine.of_batch(read, eps_pair[0]))
-            layers.append(SavedLayer(first, Half(halves[1], Affine.of_batch(of_hidden, eps_pair[1])), hidden))
-        return layers
-
-
-def in_pairs(items: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Two by two."""
-    return zip(items[::2], items[1::2])
-
-
-def in_groups(tensors: Sequence[Tensor], count: int) -> Iterator[Sequence[Tensor]]:
-    """As many groups of equal size, one after another."""
-    size = len(tensors) // count
-    return (tensors[start : start + size] for start in range(0, len(tensors), size))
-
-
-class MapGradients:
-    """Gradients of all maps of a block, while backward walks through its layers.
-
-    Through its statistics a map gets slope · map + offset from every layer that reads it: added up here and spent once,
-    when its gradient is asked for.
-    """
-
-    def __init__(self, maps: Tensor, grad: Tensor) -> None:
-        self.maps = maps
-        self.direct = grad.clone(memory_format=torch.contiguous_format)
-        self.slope, self.offset = maps.new_zeros(2, maps.shape[3]).unbind()
-
-    def of(self, start: int, end: int) -> Tensor:
-        """The gradient of these channels."""
-        statistics = Affine(self.slope[start:end], self.offset[start:end])
-        return statistics(self.maps[..., start:end]).add_(self.direct[..., start:end])
-
-    def subtract(self, through_statistics: Affine) -> None:
-        """From the first channels, as many as the layer has read."""
-        end = len(through_statistics.rate)
-        self.slope[:end] -= through_statistics.rate
-        self.offset[:end] -= through_statistics.offset
+        return self.scale * self.normalization.rate
 
 
 def _compute(x: Tensor, parameters: Sequence[Tensor], eps: Sequence[float]) -> tuple[Any, ...]:
-    weights = [Weights(*group) for group in in_groups(parameters, len(eps))]
+    """Maps `(batch, cells, channels)`, mean and variance of each; the same of the hidden map of each layer."""
+    channels = x.shape[3] + sum(len(conv) for conv in parameters[5::6])
+    maps, statistics = x.new_empty(*x.shape[:3], channels), x.new_zeros(2, channels)  # zeros of the last: nobody asks
+    hidden: list[Tensor] = []
+    of_hidden: list[Tensor] = []
     new, end = x, 0
-    channels = x.shape[3] + sum(len(each.conv) for each in weights[1::2])
-    result = BlockMaps(x.new_empty(*x.shape[:3], channels), x.new_empty(2, channels), [], [])
-    for halves, eps_pair in zip(in_pairs(weights), in_pairs(eps)):
+    for index in range(0, len(eps), 2):
         start, end = end, end + new.shape[3]
-        result.maps[..., start:end] = new
-        result.statistics[:, start:end] = mean_and_variance(new)
-        first = Half(halves[0], Affine.of_batch(result.statistics[:, :end], eps_pair[0]))
-        result.hidden.append(forward_of_first(first, result.maps[..., :end]))
-        result.of_hidden.append(mean_and_variance(result.hidden[-1]))
-        second = Half(halves[1], Affine.of_batch(result.of_hidden[-1], eps_pair[1]))
-        new = forward_of_second(second, result.hidden[-1])
-    result.maps[..., end:] = new
-    result.statistics[:, end:] = 0  # nobody asks for those of the last maps
+        maps[..., start:end] = new
+        statistics[:, start:end] = mean_and_variance(new)
+        hidden.append(forward_of_first(Half.of(parameters, eps, index, statistics[:, :end]), maps[..., :end]))
+        of_hidden.append(mean_and_variance(hidden[-1]))
+        new = forward_of_second(Half.of(parameters, eps, index + 1, of_hidden[-1]), hidden[-1])
+    maps[..., end:] = new
     # cells in one row: what has four dimensions compilers take for channels-first, and copy
-    hidden = [each.flatten(1, 2) for each in result.hidden]
-    return result.maps.flatten(1, 2), result.statistics, hidden, result.of_hidden
+    return maps.flatten(1, 2), statistics, [each.flatten(1, 2) for each in hidden], of_hidden
 
 
 def _fake(x: Tensor, parameters: Sequence[Tensor], eps: Sequence[float]) -> tuple[Any, ...]:
     batch, height, width, channels = x.shape
-    widths = [len(group[2]) for group in in_groups(parameters, len(eps))]
+    widths = [len(conv) for conv in parameters[2::3]]
     channels += sum(widths[1::2])
     maps, *hidden = (x.new_empty(batch, height * width, size) for size in (channels, *widths[::2]))
     return maps, x.new_empty(2, channels), hidden, [x.new_empty(2, size) for size in widths[::2]]
@@ -165,22 +103,31 @@ def _compute_gradients(
     of_hidden: list[Tensor],
 ) -> list[Tensor]:
     grid = grad.shape[1:3]
-    hidden = [torch.unflatten(each, 1, grid) for each in flat_hidden]
-    block = BlockMaps(torch.unflatten(flat_maps, 1, grid), statistics, hidden, of_hidden)
-    maps, layers = block.maps, block.layers(parameters, eps)
-    gradients = MapGradients(maps, grad)
+    maps = torch.unflatten(flat_maps, 1, grid)
+    direct = grad.clone(memory_format=torch.contiguous_format)
+    # through its statistics a map gets slope · map + offset from every layer that reads it: spent once, when it is done
+    slope, offset = maps.new_zeros(2, maps.shape[3]).unbind()
+
+    def gradient_of(start: int, end: int) -> Tensor:
+        return Affine(slope[start:end], offset[start:end])(maps[..., start:end]).add_(direct[..., start:end])
+
     cells, end = maps[..., 0].numel(), maps.shape[3]
-    grad_hidden = torch.empty_like(layers[0].hidden)
+    grad_hidden = grad.new_empty(*grad.shape[:3], flat_hidden[0].shape[2])
     grad_parameters: list[Tensor] = []
-    for layer in reversed(layers):
-        start = end - len(layer.second.weights.conv)  # of the maps that the layer made
-        second = backward_of_second(layer.second, layer.hidden, gradients.of(start, end), grad_hidden)
-        first = backward_of_first(layer.first, maps[..., :start], grad_hidden, gradients.direct[..., :start])
-        share = layer.first.rate / cells
-        gradients.subtract(layer.first.normalization.then(share * first.scale, share * first.shift))
-        grad_parameters = [*first, *second, *grad_parameters]
+    for index in reversed(range(len(of_hidden))):
+        second = Half.of(parameters, eps, 2 * index + 1, of_hidden[index])
+        start = end - len(second.conv)  # of the maps that the layer made
+        first = Half.of(parameters, eps, 2 * index, statistics[:, :start])
+        hidden = torch.unflatten(flat_hidden[index], 1, grid)
+        of_second = backward_of_second(second, hidden, gradient_of(start, end), grad_hidden)
+        of_first = backward_of_first(first, maps[..., :start], grad_hidden, direct[..., :start])
+        share = first.rate / cells
+        through_statistics = first.normalization.then(share * of_first[0], share * of_first[1])
+        slope[:start] -= through_statistics.rate
+        offset[:start] -= through_statistics.offset
+        grad_parameters = [*of_first, *of_second, *grad_parameters]
         end = start
-    return [gradients.of(0, end), *grad_parameters]
+    return [gradient_of(0, end), *grad_parameters]
 
 
 def _fake_gradients(grad: Tensor, parameters: Sequence[Tensor], *made: Any) -> list[Tensor]:
@@ -223,8 +170,8 @@ class DenseBlockFunction(torch.autograd.Function):
 
 def forward_of_first(half: Half, maps: Tensor) -> Tensor:
     """BN-ReLU-1×1 of all maps so far."""
-    hidden = maps.new_empty((*maps.shape[:3], len(half.weights.conv)))
-    activation, matrix = half.activation, half.weights.conv.flatten(1).t()
+    hidden = maps.new_empty((*maps.shape[:3], len(half.conv)))
+    activation, matrix = half.activation, half.conv.flatten(1).t()
     for piece, target in in_pieces(maps, hidden):
         torch.mm(activation(piece).relu_(), matrix, out=target)
     return hidden
@@ -234,41 +181,41 @@ def forward_of_second(half: Half, hidden: Tensor) -> Tensor:
     """BN-ReLU-3×3 of the hidden map."""
     activation = half.activation
     activated = (channels_first(activation(images).relu_()) for (images,) in image_by_image(hidden))
-    return channels_last(torch.cat([F.conv2d(images, half.weights.conv, padding=1) for images in activated]))
+    return channels_last(torch.cat([F.conv2d(images, half.conv, padding=1) for images in activated]))
 
 
-def backward_of_second(half: Half, hidden: Tensor, grad_new: Tensor, grad_hidden: Tensor) -> Weights:
+def backward_of_second(half: Half, hidden: Tensor, grad_new: Tensor, grad_hidden: Tensor) -> list[Tensor]:
     """Gradients of the weights of BN-ReLU-3×3; that of the hidden map is written to `grad_hidden`."""
-    gradients = Weights(*map(torch.zeros_like, half.weights))
+    gradients = d_scale, d_shift, d_conv = [torch.zeros_like(weight) for weight in half[:3]]
     for images, grad_output, target in image_by_image(hidden, grad_new, grad_hidden):
         normalized = half.normalization(images)
-        activated = torch.addcmul(half.weights.shift, normalized, half.weights.scale).relu_()
+        activated = torch.addcmul(half.shift, normalized, half.scale).relu_()
         grad_activated, grad_weight, _ = torch.ops.aten.convolution_backward(
-            channels_first(grad_output), channels_first(activated), half.weights.conv, None,
+            channels_first(grad_output), channels_first(activated), half.conv, None,
             [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False],
         )  # fmt: skip
-        gradients.conv.add_(grad_weight)
+        d_conv.add_(grad_weight)
         torch.ops.aten.threshold_backward(channels_last(grad_activated), activated, 0, grad_input=target)
-        gradients.shift.add_(target.sum((0, 1, 2)))
-        gradients.scale.add_(normalized.mul_(target).sum((0, 1, 2)))
+        d_shift.add_(target.sum((0, 1, 2)))
+        d_scale.add_(normalized.mul_(target).sum((0, 1, 2)))
     cells = hidden[..., 0].numel()
-    through_statistics = half.normalization.then(gradients.scale / cells, gradients.shift / cells)
+    through_statistics = half.normalization.then(d_scale / cells, d_shift / cells)
     rate = half.rate
     for piece, target in in_pieces(hidden, grad_hidden):
         target.sub_(through_statistics(piece)).mul_(rate)
     return gradients
 
 
-def backward_of_first(half: Half, maps: Tensor, grad_hidden: Tensor, grads: Tensor) -> Weights:
+def backward_of_first(half: Half, maps: Tensor, grad_hidden: Tensor, grads: Tensor) -> list[Tensor]:
     """Gradients of the weights of BN-ReLU-1×1; that of the maps, but for statistics, is added to `grads`."""
-    gradients = Weights(*map(torch.zeros_like, half.weights))
-    matrix, grad_matrix, rate = half.weights.conv.flatten(1), gradients.conv.flatten(1), half.rate
+    gradients = d_scale, d_shift, d_conv = [torch.zeros_like(weight) for weight in half[:3]]
+    matrix, grad_matrix, rate = half.conv.flatten(1), d_conv.flatten(1), half.rate
     for piece, grad_output, target in in_pieces(maps, grad_hidden, grads):
         normalized = half.normalization(piece)
-        activated = torch.addcmul(half.weights.shift, normalized, half.weights.scale).relu_()
+        activated = torch.addcmul(half.shift, normalized, half.scale).relu_()
         grad_matrix.addmm_(grad_output.t(), activated)
         grad_activated = torch.ops.aten.threshold_backward(grad_output @ matrix, activated, 0)
-        gradients.shift.add_(grad_activated.sum(0))
-        gradients.scale.add_(normalized.mul_(grad_activated).sum(0))
+        d_shift.add_(grad_activated.sum(0))
+        d_scale.add_(normalized.mul_(grad_activated).sum(0))
         target.addcmul_(grad_activated, rate)
     return gradients
