@@ -19,7 +19,7 @@ from sot.errors import NoClassTokenError
 from sot.models.audio import SoTForAudioClassification, audio_layout, with_mask
 from sot.models.configuration import SoTConfig
 from sot.models.embedding.token_embed import TokenEmbed
-from sot.models.folder import folder_config
+from sot.models.folder import KINDS, folder_config
 from sot.models.from_timm import check_twin, is_timm, open_timm, timm_layout, timm_processor, with_depth
 from sot.models.from_transformers import (
     backbone_modality,
@@ -86,11 +86,10 @@ def equip(
         raise ValueError(f"embed={embed!r} replaces the embedding of timm models only, got {type(source).__name__}")
     if model_args:
         raise ValueError(f"model_args={dict(model_args)} are for timm models only, got {type(source).__name__}")
-    equip_others = {"image": _equip_vision, "audio": _equip_audio}.get(backbone_modality(source))
-    if equip_others is not None:
-        return equip_others(source, processor, config, settings, depth)
-    settings |= {"class_pooler": class_pooler, "class_position": class_position or find_class_position(source.config)}
-    return _equip_text(source, processor, config, settings, depth)
+    if backbone_modality(source) == "text":
+        class_position = class_position or find_class_position(source.config)
+        settings |= {"class_pooler": class_pooler, "class_position": class_position}
+    return _equip_transformers(source, processor, config, settings, depth)
 
 
 # --- what the user gave ------------------------------------------------------------------------------------
@@ -163,10 +162,9 @@ def _equip_timm(
         if recovered:
             _check_recovered(source, model_args)
         model_args, recovered = with_depth(source, model_args, depth), False
-    layout = timm_layout(architecture, model_args, embed)
-    head = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
     backbone = TimmWrapperConfig(architecture=architecture, model_args=model_args, do_pooling=False)
-    equipped = SoTForImageClassification(_image_config(backbone, head, layout, settings, embed))
+    layout = timm_layout(architecture, model_args, embed)
+    equipped: SoTForImageClassification = _build("image", backbone, head, layout, {**settings, "embed": embed})
     body = equipped.backbone.timm_model
     _copy_weights(source, body, skip=_embedding(body) if embed else ())
     if recovered and embed is None:
@@ -190,67 +188,44 @@ def _embedding(model: nn.Module) -> tuple[str, ...]:
 # --- transformers ------------------------------------------------------------------------------------------
 
 
-def _equip_vision(
+def _equip_transformers(
     source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
-) -> SoTForImageClassification:
-    config = copy_config(source.config, depth)
-    if config.model_type == "vit_mae":
-        config.mask_ratio = 0.0
-    layout = transformers_layout(config)
-    mean_pooled = getattr(config, "use_mean_pooling", False) and layout.norm is None  # BEiT: norm after its own pooling
-    head = _fit_head(head, layout.has_class_token, needs_norm=mean_pooled)
-    equipped = SoTForImageClassification(_image_config(config, head, layout, settings))
+) -> Equipped:
+    config, modality = copy_config(source.config, depth), backbone_modality(source)
+    layout: Layout | None = None
+    if modality == "image":
+        layout = transformers_layout(config)
+    elif modality == "audio":
+        layout, processor = audio_layout(source), with_mask(processor)
+    elif type(config) not in MODEL_MAPPING:
+        raise ValueError(f"{type(source).__name__} is not a text model that AutoModel can build")
+    equipped = _build(modality, config, head, layout, settings)
     _copy_weights(source, equipped.backbone)
     equipped.processor = processor
-    return equipped
-
-
-def _equip_audio(
-    source: PreTrainedModel, processor: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
-) -> SoTForAudioClassification:
-    config, layout = copy_config(source.config, depth), audio_layout(source)
-    fitted = _fit_head(head, layout.has_class_token, needs_norm=layout.needs_norm)
-    parts: dict[str, Any] = {"head": fitted.to_dict(), "layout": layout.to_dict()}
-    equipped = SoTForAudioClassification(SoTConfig(backbone_config=config, modality="audio", **parts, **settings))
-    _copy_weights(source, equipped.backbone)
-    equipped.processor = with_mask(processor)
-    return equipped
-
-
-def _equip_text(
-    source: PreTrainedModel, tokenizer: Any, head: HeadConfig, settings: dict[str, Any], depth: int | None
-) -> SoTForSequenceClassification:
-    config = copy_config(source.config, depth)
-    if type(config) not in MODEL_MAPPING:
-        raise ValueError(f"{type(source).__name__} is not a text model that AutoModel can build")
-    equipped = SoTForSequenceClassification(
-        SoTConfig(backbone_config=config, head=head.to_dict(), modality="text", **settings)
-    )
-    _copy_weights(source, equipped.backbone)
-    equipped.processor = tokenizer
-    if tokenizer is not None:
-        ensure_padding(equipped, tokenizer)
-    equipped.config.pad_token_id = config.pad_token_id
+    if modality == "text":
+        if processor is not None:
+            ensure_padding(equipped, processor)
+        equipped.config.pad_token_id = config.pad_token_id
     return equipped
 
 
 # --- shared ------------------------------------------------------------------------------------------------
 
 
-def _image_config(
-    backbone: Any, head: HeadConfig, layout: Layout, settings: dict[str, Any], embed: str | None = None
-) -> SoTConfig:
-    parts: dict[str, Any] = {"head": head.to_dict(), "layout": layout.to_dict(), "embed": embed}
-    return SoTConfig(backbone_config=backbone, modality="image", **parts, **settings)
+def _build(modality: str, backbone: Any, head: HeadConfig, layout: Layout | None, settings: dict[str, Any]) -> Any:
+    """The model of a backbone's configuration, with new weights."""
+    fitted = head if layout is None else _fit_head(head, layout)
+    parts: dict[str, Any] = {"head": fitted.to_dict(), "layout": layout and layout.to_dict()}
+    return KINDS[modality](SoTConfig(backbone_config=backbone, modality=modality, **parts, **settings))
 
 
-def _fit_head(head: HeadConfig, has_class_token: bool, needs_norm: bool) -> HeadConfig:
-    if not has_class_token and head.fusion != "word":
+def _fit_head(head: HeadConfig, layout: Layout) -> HeadConfig:
+    if not layout.has_class_token and head.fusion != "word":
         if head.fusion == "class":
             raise NoClassTokenError("fusion 'class' needs a class token, and this backbone has none; accepted: word")
         logger.warning("The backbone has no class token: fusion %r becomes 'word'.", head.fusion)
         head = replace(head, fusion="word")
-    return replace(head, pre_norm=needs_norm) if head.pre_norm is None else head
+    return replace(head, pre_norm=layout.needs_norm) if head.pre_norm is None else head
 
 
 def _copy_weights(source: nn.Module, target: nn.Module, skip: tuple[str, ...] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,10 @@ def backbone_modality(source: PreTrainedModel) -> str:
 
 
 def copy_config(config: PreTrainedConfig, depth: int | None) -> Any:
-    """A copy of a backbone's configuration, with its first `depth` layers if that is given."""
+    """A copy of a backbone's configuration, with its first `depth` layers if that is given; none hides patches."""
     copied = type(config).from_dict(config.to_dict())
+    if copied.model_type == "vit_mae":
+        copied.mask_ratio = 0.0
     if depth is None:
         return copied
     layers = getattr(copied, "num_hidden_layers", None)
@@ -118,7 +121,9 @@ def transformers_layout(config: Any) -> Layout:
     num_prefix = sum(name in prefix for name in (*CLASS_TOKENS, "distillation_token"))
     if "register_tokens" in prefix:
         num_prefix += config.num_register_tokens
-    return find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)
+    found = find_layout(model, lambda: model(pixels).last_hidden_state, None, num_prefix)
+    mean_pooled = getattr(config, "use_mean_pooling", False) and found.norm is None  # BEiT: norm after its own pooling
+    return replace(found, needs_norm=mean_pooled)
 
 
 def ensure_padding(model: SoTForSequenceClassification, tokenizer: Any) -> None:
