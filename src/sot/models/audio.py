@@ -13,6 +13,7 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from sot.models.configuration import SoTConfig, token_width
 from sot.models.layout import Layout
@@ -123,8 +124,6 @@ class SoTForAudioClassification(SoTPreTrainedModel):
         input_values: Tensor | None = None,
         attention_mask: Tensor | None = None,
         input_features: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> Tokens:
         """What the head reads of waveforms `(batch, samples)` or spectrograms, as the feature extractor gives them.
@@ -133,11 +132,10 @@ class SoTForAudioClassification(SoTPreTrainedModel):
         """
         if self.config.modality != "audio" or self.layout is None:
             raise ValueError(f"this model reads {self.config.modality}s, not sounds")
-        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
         given = input_features if input_values is None else input_values
         if given is None:
             raise ValueError(f"there is no sound: pass {self.main_input_name}")
-        outputs = self._encode(given.to(self.backbone.dtype), attention_mask, kwargs)
+        outputs = self._encode(given.to(self.backbone.dtype), attention_mask, self.with_extras(kwargs))
         hidden = outputs.last_hidden_state
         prefix = self.layout.num_prefix_tokens
         words = hidden[:, prefix:]
@@ -186,21 +184,18 @@ class SoTForAudioClassification(SoTPreTrainedModel):
             hidden[lengths == length, : part.last_hidden_state.shape[1]] = part.last_hidden_state
         return BaseModelOutput(last_hidden_state=hidden)
 
+    @can_return_tuple
     def forward(
         self,
         input_values: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         input_features: Tensor | None = None,  # what Whisper's extractor calls them
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+    ) -> SequenceClassifierOutput:
         """Logits of sounds, as the feature extractor gives them, and the loss if `labels` are given."""
-        wanted = (output_hidden_states, output_attentions)
-        tokens = self.tokens(input_values, attention_mask, input_features, *wanted, **kwargs)
-        return self.respond(SequenceClassifierOutput, tokens, labels, return_dict)
+        tokens = self.tokens(input_values, attention_mask, input_features, **kwargs)
+        return self.respond(SequenceClassifierOutput, tokens, labels)
 
 
 AutoModelForAudioClassification.register(SoTConfig, SoTForAudioClassification)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils.generic import can_return_tuple
 
 from sot.models.audio import SoTForAudioClassification
 from sot.models.configuration import SoTConfig
-from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
+from sot.models.modeling import EXTRAS, SoTForImageClassification, SoTForSequenceClassification, SoTPreTrainedModel
 from sot.models.tokens import Tokens
 
 
@@ -27,15 +28,15 @@ class SoTModel(SoTPreTrainedModel):
         config = next((each for each in args if isinstance(each, SoTConfig)), kwargs.get("config"))
         return super().__new__(KINDS[str(config.modality)] if cls is SoTModel and config is not None else cls)
 
-    def forward(self, inputs: Tensor | None = None, return_dict: bool | None = None, **kwargs: Any) -> Any:
+    @can_return_tuple
+    def forward(self, inputs: Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPooling:
         """Features of what the model reads: `pixel_values`, `input_ids`, … and what belongs to them."""
         given = {} if inputs is None else {self.main_input_name: inputs}
         tokens = self.tokens(**given, **kwargs)
         read = tokens.to(next(self.classifier.parameters()).dtype)
         pooled = self.classifier(read.class_token, read.word_tokens, read.mask, pre_logits=True)
-        extra = (getattr(tokens.outputs, name, None) for name in ("hidden_states", "attentions"))
-        result = BaseModelOutputWithPooling(self._states(tokens), pooled, *extra)
-        return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
+        extra = (getattr(tokens.outputs, name, None) for name in EXTRAS)
+        return BaseModelOutputWithPooling(self._states(tokens), pooled, *extra)
 
     def _states(self, tokens: Tokens) -> Tensor:
         if self.config.modality == "text":

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import ImageClassifierOutput, SequenceClassifierOutput
+from transformers.utils.generic import can_return_tuple
 
 from sot.core.head import HeadConfig, SecondOrderHead, init_linear
 from sot.models.branched import build_head
@@ -27,6 +28,8 @@ from sot.models.embedding.token_embed import replace_embedding
 from sot.models.layout import Layout, apply_layout
 from sot.models.tokens import FETCH, Tokens, split_branches, split_text, timm_features
 from sot.models.variants import ensure_registered
+
+EXTRAS = ("hidden_states", "attentions")  # what a backbone returns beside its tokens, if it is asked for it
 
 
 def build_backbone(config: Any, pooler: bool) -> PreTrainedModel:
@@ -153,17 +156,15 @@ class SoTPreTrainedModel(PreTrainedModel):
         """What the head reads of a batch: takes what `forward` takes, but the labels and `return_dict`."""
         raise NotImplementedError
 
-    def extra_outputs(self, **wanted: bool | None) -> dict[str, bool]:
-        """What else the backbone shall return: as asked for, or else as configured."""
-        asked = {name: getattr(self.config, name) if value is None else value for name, value in wanted.items()}
-        return {name: value for name, value in asked.items() if value or wanted[name] is not None}
+    def with_extras(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments of the backbone, with what else it shall return: as asked for, or else as configured."""
+        names = [f"output_{name}" for name in EXTRAS]
+        configured = {name: True for name in names if getattr(self.config, name)}
+        return configured | {name: value for name, value in inputs.items() if value is not None or name not in names}
 
-    def respond(self, kind: Any, tokens: Tokens, labels: Tensor | None, return_dict: bool | None) -> Any:
-        """Loss, logits and what else the backbone returned, as a `kind` of output or a tuple."""
-        loss, logits = self.classify(tokens, labels)
-        extra = (getattr(tokens.outputs, name, None) for name in ("hidden_states", "attentions"))
-        result = kind(loss, logits, *extra)
-        return result if (self.config.return_dict if return_dict is None else return_dict) else result.to_tuple()
+    def respond(self, kind: Any, tokens: Tokens, labels: Tensor | None) -> Any:
+        """Loss, logits and what else the backbone returned, as a `kind` of output."""
+        return kind(*self.classify(tokens, labels), *(getattr(tokens.outputs, name, None) for name in EXTRAS))
 
     def classify(self, tokens: Tokens, labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
         """Loss, if there are labels, and logits: the sum of those of all branches of the backbone."""
@@ -196,18 +197,12 @@ class SoTForImageClassification(SoTPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
 
-    def tokens(
-        self,
-        pixel_values: Tensor,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        **kwargs: Any,
-    ) -> Tokens:
+    def tokens(self, pixel_values: Tensor, **kwargs: Any) -> Tokens:
         """What the head reads of images `(batch, channels, height, width)`."""
         if self.config.modality != "image" or self.layout is None:
             kind = {"text": "Sequence", "audio": "Audio"}[str(self.config.modality)]
             raise ValueError(f"this model reads {self.config.modality}s: load it with AutoModelFor{kind}Classification")
-        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
+        kwargs = self.with_extras(kwargs)
         pixel_values = pixel_values.to(self.backbone.dtype)
         size = (pixel_values.shape[-2], pixel_values.shape[-1])
         fetch = type(self.body).__name__ in FETCH
@@ -227,18 +222,10 @@ class SoTForImageClassification(SoTPreTrainedModel):
         order = torch.arange(rows * columns, device=pixel_values.device).float()
         return {"noise": order.expand(pixel_values.shape[0], -1)}
 
-    def forward(
-        self,
-        pixel_values: Tensor,
-        labels: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> ImageClassifierOutput | tuple[Tensor, ...]:
+    @can_return_tuple
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **kwargs: Any) -> ImageClassifierOutput:
         """Logits of images `(batch, channels, height, width)`, and the loss if `labels` are given."""
-        tokens = self.tokens(pixel_values, output_hidden_states, output_attentions, **kwargs)
-        return self.respond(ImageClassifierOutput, tokens, labels, return_dict)
+        return self.respond(ImageClassifierOutput, self.tokens(pixel_values, **kwargs), labels)
 
 
 class SoTForSequenceClassification(SoTPreTrainedModel):
@@ -260,13 +247,11 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
         token_type_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> Tokens:
         """What the head reads of texts `(batch, length)`."""
-        kwargs |= self.extra_outputs(output_hidden_states=output_hidden_states, output_attentions=output_attentions)
+        kwargs = self.with_extras(kwargs)
         kwargs |= {"inputs_embeds": inputs_embeds} if input_ids is None else {"input_ids": input_ids}
         kwargs |= {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if attention_mask is not None:
@@ -279,22 +264,19 @@ class SoTForSequenceClassification(SoTPreTrainedModel):
         tokens.outputs = outputs
         return tokens
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         token_type_ids: Tensor | None = None,  # by name: torch.export takes no tensors among the others
         **kwargs: Any,
-    ) -> SequenceClassifierOutput | tuple[Tensor, ...]:
+    ) -> SequenceClassifierOutput:
         """Logits of texts `(batch, length)`, and the loss if `labels` are given."""
-        wanted = (output_hidden_states, output_attentions)
-        tokens = self.tokens(input_ids, attention_mask, inputs_embeds, *wanted, token_type_ids, **kwargs)
-        return self.respond(SequenceClassifierOutput, tokens, labels, return_dict)
+        tokens = self.tokens(input_ids, attention_mask, inputs_embeds, token_type_ids, **kwargs)
+        return self.respond(SequenceClassifierOutput, tokens, labels)
 
 
 AutoModelForImageClassification.register(SoTConfig, SoTForImageClassification)
