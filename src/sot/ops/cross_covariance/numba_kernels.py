@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from sot.ops._numba.lanes import LANES, kernel, load, routine, spread, store, zeros_like
-from sot.ops._numba.tiles import COLUMNS, FLAT, add, put, tile
+from sot.ops._numba.lanes import LANES, kernel, load, routine, store
+from sot.ops._numba.tiles import COLUMNS, FLAT, ROWS, Place, add, product, put, tile
 
 Array = Any
 
 SIZES = numba.types.UniTuple(numba.intp, 3)  # heads, m, n
 SAMPLES = numba.types.UniTuple(numba.intp, 2)  # from the first to before the last
 WHOLE = numba.int64[::1]
-ROWS = 4  # of a product at a time: eight sums hide the latency of two that are added in each cycle
 TOKENS = 256  # of a sample at a time, for the panels of a sum of products to stay in the nearest cache
 
 
@@ -34,61 +33,6 @@ class Tokens(NamedTuple):
 
 
 TOKENS_TYPE = numba.types.NamedTuple((FLAT, WHOLE, WHOLE, numba.intp, numba.intp), Tokens)
-
-
-class Place(NamedTuple):
-    """Of a matrix in a flat array: where it begins, and how far its rows and its columns lie apart."""
-
-    start: int
-    row: int
-    column: int
-
-
-@routine
-def product(out: Array, to: Place, a: Array, of: Place, b: Array, by: Place, shape: tuple[int, int, int]) -> None:
-    """`out = a b`, in tiles, or where there are fewer columns in four rows of two registers.
-
-    What is left over is computed with what comes before it. The columns of `out` and `b` lie side by side. The `shape`
-    is that of the product, at least 4 × 8, and what is summed over, last.
-    """
-    rows, columns, inner = shape
-    if columns >= COLUMNS:
-        for i in range(0, rows, ROWS):
-            row = min(i, rows - ROWS)
-            for j in range(0, columns, COLUMNS):
-                column = min(j, columns - COLUMNS)
-                numbers = tile(a, of.start + row * of.row, of.row, of.column, b, by.start + column, by.row, inner)
-                put(out, to.start + row * to.row + column, to.row, numbers)
-        return
-    for i in range(0, rows, ROWS):
-        row = min(i, rows - ROWS)
-        for j in range(0, columns, 2 * LANES):
-            left = max(0, min(j, columns - 2 * LANES))
-            pair = left, min(left + LANES, columns - LANES)
-            narrow_tile(out, to.start + row * to.row, to.row, a, of.start + row * of.row, of, b, by, pair, inner)
-
-
-@routine
-def narrow_tile(
-    out: Array, at: int, line: int, a: Array, x: int, of: Place, b: Array, by: Place, pair: tuple[int, int], inner: int
-) -> None:
-    """Four rows of a product in two registers, which begin at the columns of the `pair`."""
-    zero = zeros_like(out)
-    c00, c01, c10, c11, c20, c21, c30, c31 = zero, zero, zero, zero, zero, zero, zero, zero
-    y, down = by.start, of.row
-    left, right = pair
-    for _ in range(inner):
-        b0, b1 = load(b, y + left), load(b, y + right)
-        a0, a1 = spread(a, x), spread(a, x + down)
-        c00, c01, c10, c11 = c00 + a0 * b0, c01 + a0 * b1, c10 + a1 * b0, c11 + a1 * b1
-        a2, a3 = spread(a, x + 2 * down), spread(a, x + 3 * down)
-        c20, c21, c30, c31 = c20 + a2 * b0, c21 + a2 * b1, c30 + a3 * b0, c31 + a3 * b1
-        x += of.column
-        y += by.row
-    for two in ((c00, c01), (c10, c11), (c20, c21), (c30, c31)):
-        store(out, at + left, two[0])
-        store(out, at + right, two[1])
-        at += line
 
 
 @routine
@@ -106,14 +50,6 @@ def cross_products(
             at = (sample * heads + head) * m * n
             transposed, right = Place(x, 1, width), Place(y, width, 1)
             product(out, Place(at, n, 1), projected, transposed, projected, right, (m, n, tokens))
-
-
-@routine
-def transpose(matrix: Array, at: int, rows: int, columns: int, out: Array, to: int) -> None:
-    """A matrix of `rows` × `columns` that begins `at`, to another place."""
-    for i in range(rows):
-        for j in range(columns):
-            out[to + j * rows + i] = matrix[at + i * columns + j]
 
 
 @routine
@@ -147,24 +83,22 @@ def pull_back(
     """The gradient of `projected` from that of `cross_products`, `YGᵀ` and `XG`; the rows of `out` begin with `one`."""
     heads, m, n = sizes
     width, size = heads * (m + n), m * n
-    transposed = np.empty(heads * size, np.float32)
+    transposed = np.empty((heads, n, m), np.float32)
     few, pulled = np.zeros(ROWS * width, np.float32), np.empty(ROWS * width, np.float32)
     shift = starts[one] * width
     for sample in range(one, end):
         begin, tokens = starts[sample] * width, starts[sample + 1] - starts[sample]
         first = sample * heads * size
         for head in range(heads):
-            transpose(grad, first + head * size, m, n, transposed, head * size)
+            transposed[head] = grad[first + head * size : first + (head + 1) * size].reshape(m, n).T
         if tokens >= ROWS:
             for token in range(0, tokens, ROWS):
                 row = begin + min(token, tokens - ROWS) * width
-                pull_back_rows(projected, row, grad, first, transposed, sizes, out, row - shift)
+                pull_back_rows(projected, row, grad, first, transposed.reshape(-1), sizes, out, row - shift)
         else:
-            for at in range(tokens * width):
-                few[at] = projected[begin + at]
-            pull_back_rows(few, 0, grad, first, transposed, sizes, pulled, 0)
-            for at in range(tokens * width):
-                out[begin - shift + at] = pulled[at]
+            few[: tokens * width] = projected[begin : begin + tokens * width]
+            pull_back_rows(few, 0, grad, first, transposed.reshape(-1), sizes, pulled, 0)
+            out[begin - shift : begin - shift + tokens * width] = pulled[: tokens * width]
 
 
 @kernel(numba.void(FLAT, numba.types.UniTuple(numba.intp, 4), FLAT))
@@ -284,17 +218,6 @@ def project(
         first = last
 
 
-@routine
-def longest_piece(tokens: Tokens, samples: tuple[int, int]) -> int:
-    """In tokens, and at least a tile."""
-    longest, first = ROWS, samples[0]
-    while first < samples[1]:
-        last = piece_end(tokens, first, samples[1])
-        longest = max(longest, tokens.starts[last] - tokens.starts[first])
-        first = last
-    return longest
-
-
 @kernel(numba.void(TOKENS_TYPE, FLAT, SIZES, FLAT, FLAT, FLAT, FLAT, SAMPLES))
 def pull_back_to_tokens(
     tokens: Tokens,
@@ -311,7 +234,10 @@ def pull_back_to_tokens(
     That of the weight is added to `d_weight`, which is padded to whole tiles or empty.
     """
     width, dim, starts = sizes[0] * (sizes[1] + sizes[2]), tokens.dim, tokens.starts
-    pulled = np.zeros(longest_piece(tokens, samples) * width, np.float32)
+    longest = tokens.at_a_time  # more are in a piece only if it is one sample
+    for sample in range(samples[0], samples[1]):
+        longest = max(longest, starts[sample + 1] - starts[sample])
+    pulled = np.zeros(longest * width, np.float32)
     few = np.empty(ROWS * dim, np.float32)
     room = np.empty(((width + LANES - 1) // LANES * LANES + COLUMNS) * TOKENS, np.float32)
     first = samples[0]
