@@ -38,13 +38,8 @@ def writing(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """All of a file or none of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    with writing(path):
-        try:
-            partial.write_bytes(content.encode() if isinstance(content, str) else content)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    with writing(path), written_atomically(path) as opened:
+        opened.buffer.write(content.encode() if isinstance(content, str) else content)
 
 
 def check_folder(folder: Path, rule: str = "{out} must be a folder") -> None:
@@ -58,7 +53,7 @@ def check_folder(folder: Path, rule: str = "{out} must be a folder") -> None:
         raise ValueError(f"cannot write in {found}: {error.strerror}") from error
 
 
-def check_output(file: Path) -> None:
+def check_writable(file: Path) -> None:
     """Raise ValueError where a file cannot be written."""
     if file.is_dir():
         raise ValueError(f"cannot write {file}: it is a folder")

@@ -30,7 +30,7 @@ from sot.cli.options import (
     refuse,
 )
 from sot.cli.texts import text_data
-from sot.files import as_png, check_output, rich_table, write_atomically
+from sot.files import as_png, check_writable, rich_table, write_atomically
 
 if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
@@ -140,7 +140,7 @@ def _check_confusion(file: Path | None, classes: bool = True, several: bool = Fa
         raise ValueError(f"--confusion must end in .png, got {file}")
     if not file.parent.is_dir():
         raise ValueError(f"--confusion {file} needs the folder {file.parent}, which is not there")
-    check_output(file)
+    check_writable(file)
     if not classes:
         raise ValueError(f"--confusion {file} is for classes, and the data has numbers to predict")
     if several:

@@ -18,7 +18,7 @@ import typer
 from rich.table import Table
 
 from sot.cli.options import BatchOption, EncodingOption, JsonOption, console, errors, plain, progress, refuse
-from sot.files import check_output, counted, written_atomically
+from sot.files import check_writable, counted, written_atomically
 
 if TYPE_CHECKING:
     from sot.data.rows import Table as RowTable
@@ -67,7 +67,7 @@ def predict(
         refuse("--output writes a file", {"--json": as_json})
         if output.suffix not in OUTPUTS:
             raise ValueError(f"--output must end in {', '.join(OUTPUTS[:-1])} or {OUTPUTS[-1]}, got {output}")
-        check_output(output)
+        check_writable(output)
     predictions, config, limit = _predictions(folder, given, top, batch_size)
     with _backend(given):
         if output is None:

@@ -30,9 +30,9 @@ POOLS.update(
         "gcp": lambda dim, c: CovariancePool(dim, c.reduced_dim, **_norm_settings(c)),
         "gap": lambda dim, c: AveragePool(dim),
         "max": lambda dim, c: MaxPool(dim),
-        "attn": built_by("sot.pools.attention:attention_pool"),
-        "ep": built_by("sot.pools.attention:efficient_probing"),
-        "mhc3": built_by("sot.pools.moments:moment_probing"),
+        "attn": built_by("sot.pools.attention:AttentionPool"),
+        "ep": built_by("sot.pools.attention:EfficientProbing", "num_queries"),
+        "mhc3": built_by("sot.pools.moments:MomentProbing"),
     }
 )
 
@@ -123,25 +123,19 @@ class SecondOrderHead(nn.Module):
         return class_token, word_part
 
     def _pooled(self, class_token: Tensor | None, word_tokens: Tensor | Packed, mask: Tensor | None) -> Tensor:
-        """The words, with the class token in front of them for `aggr_all`, as one vector."""
+        """The words, with the class token in front of them for `aggr_all`, as one vector; behind it their mean."""
         assert self.pool is not None
         if isinstance(word_tokens, Packed):
-            packed = Packed(self.norm(word_tokens.tokens), word_tokens.starts)
-            if self.fusion != "aggr_all":
-                return self._with_average(packed, None)
-            words, mask = packed.padded()
+            words: Any = Packed(self.norm(word_tokens.tokens), word_tokens.starts)
         else:
             words = self.norm(word_tokens)
         if self.fusion == "aggr_all":
             assert class_token is not None
+            if isinstance(words, Packed):
+                words, mask = words.padded()
             words = torch.cat([class_token.unsqueeze(1), words], dim=1)
             if mask is not None:
                 mask = torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
-        return self._with_average(words, mask)
-
-    def _with_average(self, words: Tensor | Packed, mask: Tensor | None) -> Tensor:
-        """What the pooling makes of the words, and their mean after it if that is wanted."""
-        assert self.pool is not None
         pooled: Tensor = self.pool(words, mask)
         return pooled if self.average is None else torch.cat([pooled, self.average(words, mask)], dim=1)
 

@@ -80,7 +80,10 @@ class HeadConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fusion", _choice("fusion", self.fusion, [f.value for f in Fusion]))
+        fusion, accepted = getattr(self.fusion, "value", self.fusion), [each.value for each in Fusion]
+        if fusion not in accepted:
+            raise ValueError(f"unknown fusion {fusion!r}; accepted: {', '.join(accepted)}")
+        object.__setattr__(self, "fusion", fusion)
         if self.pool not in POOLS.own:
             POOLS.find(self.pool)
         if self.norm is not None:
@@ -221,10 +224,3 @@ def _obstacle(name: str, values: Mapping[str, Any]) -> str | None:
             names = f"{', '.join(others)} and {last}" if others else last
             return f"{names} only, got {kind} {got!r}"
     return None
-
-
-def _choice(what: str, value: Any, accepted: list[str]) -> str:
-    name = value.value if isinstance(value, Enum) else value
-    if name not in accepted:
-        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(accepted)}")
-    return str(name)

@@ -45,6 +45,6 @@ OUR_POOLS = ("mgcrp", "gcp", "gap", "max", "attn", "ep", "mhc3")
 POOLS: Choices[Callable[[int, HeadConfig], Pool]] = Choices("pool", OUR_POOLS)
 
 
-def built_by(home: str) -> Callable[[int, HeadConfig], Pool]:
-    """A builder of the package that core need not know, as `module:function`, loaded when it is first asked."""
-    return lambda dim, config: EntryPoint("", home, "").load()(dim, config)
+def built_by(home: str, *settings: str) -> Callable[[int, HeadConfig], Pool]:
+    """A pooling that core need not know, as `module:class`, loaded when it is first asked for, with its settings."""
+    return lambda dim, config: EntryPoint("", home, "").load()(dim, *(getattr(config, name) for name in settings))

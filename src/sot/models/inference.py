@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from timm.layers import BatchNormAct2d, Conv2dSame, is_notrace_module
@@ -103,10 +103,10 @@ def fold_convolutions(module: nn.Module, shared: set[nn.Module]) -> None:
     else:
         parts = [module.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
         for conv_name, norm_name in pairs(graph):
-            conv, norm = module.get_submodule(conv_name), module.get_submodule(norm_name)
-            if not (isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d)):
-                continue
-            if can_fold(conv, norm) and shared.isdisjoint({conv, norm}):
+            conv: Any = module.get_submodule(conv_name)
+            norm: Any = module.get_submodule(norm_name)
+            known = type(conv) in FOLDABLE and type(norm) in (nn.BatchNorm2d, BatchNormAct2d)
+            if known and norm.running_mean is not None and shared.isdisjoint({conv, norm}):
                 module.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
                 rest = nn.Sequential(norm.drop, norm.act) if isinstance(norm, BatchNormAct2d) else nn.Identity()
                 module.set_submodule(norm_name, rest)
@@ -124,9 +124,3 @@ def pairs(graph: fx.Graph) -> Iterator[tuple[str, str]]:
             continue
         if len(before.users) == 1 and calls[node.target] == calls[before.target] == 1:
             yield str(before.target), str(node.target)
-
-
-def can_fold(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
-    """Whether both are what they seem, and the norm knows the statistics it uses."""
-    known = type(conv) in FOLDABLE and type(norm) in (nn.BatchNorm2d, BatchNormAct2d)
-    return known and norm.running_mean is not None

@@ -134,24 +134,15 @@ def pending_norm(model: nn.Module, dim: int, idle: set[str], called: set[nn.Modu
 
 def idle_parameters(model: nn.Module, output: Tensor) -> set[str]:
     """Names of the trainable parameters that `output` does not depend on."""
-    used = used_parameters(output)
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in used}
-
-
-def used_parameters(output: Tensor) -> set[Tensor]:
-    """The parameters that `output` was computed from, read off its graph: no backward pass, which some devices lack."""
-    found: set[Tensor] = set()
-    seen: set[Any] = set()
+    seen: set[Any] = {None}
     waiting: list[Any] = [output.grad_fn]
-    while waiting:
+    while waiting:  # read off its graph: no backward pass, which some devices lack
         node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        waiting += [parent for parent, _ in node.next_functions]
-        if hasattr(node, "variable"):  # a leaf
-            found.add(node.variable)
-    return found
+        if node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    used = {node.variable for node in seen if hasattr(node, "variable")}  # of the leaves
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in used}
 
 
 def unused_modules(model: nn.Module, idle: set[str]) -> list[str]:

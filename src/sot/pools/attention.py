@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_positive
-from sot.core.head_config import HeadConfig
 from sot.core.pooling import Pool
 
 
@@ -21,10 +20,14 @@ def attention_mask(mask: Tensor) -> Tensor:
 
 
 class AttentionPool(Pool):
-    """Attention with one learned query, then an MLP: timm's `map` pooling, with the same parameter names."""
+    """Attention with one learned query, then an MLP: timm's `map` pooling, with the same parameter names.
 
-    def __init__(self, dim: int, num_heads: int = 8, mlp_ratio: float = 4.0) -> None:
+    It has eight heads, or as many of them as divide the width.
+    """
+
+    def __init__(self, dim: int, num_heads: int | None = None) -> None:
         super().__init__(dim)
+        num_heads = math.gcd(dim, 8) if num_heads is None else num_heads
         check_positive(num_heads=num_heads)
         if dim % num_heads:
             raise ValueError(f"num_heads must divide the token width {dim}, got {num_heads}")
@@ -34,8 +37,7 @@ class AttentionPool(Pool):
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
         self.norm = nn.LayerNorm(dim)
-        hidden = int(dim * mlp_ratio)
-        layers = {"fc1": nn.Linear(dim, hidden), "act": nn.GELU(), "fc2": nn.Linear(hidden, dim)}
+        layers = {"fc1": nn.Linear(dim, 4 * dim), "act": nn.GELU(), "fc2": nn.Linear(4 * dim, dim)}
         self.mlp = nn.Sequential(OrderedDict(layers))
         self.reset_parameters()
 
@@ -100,13 +102,3 @@ class EfficientProbing(Pool):
             return torch.einsum("bqd,qed->bqe", scores.softmax(-1) @ tokens, weights).flatten(1)
         values = self.values(tokens).unflatten(-1, (self.num_queries, -1))  # (batch, tokens, queries, dim / queries)
         return torch.einsum("bqt,btqd->bqd", scores.softmax(-1), values.to(scores.dtype)).flatten(1)
-
-
-def attention_pool(dim: int, config: HeadConfig) -> AttentionPool:
-    """The pooling `attn` of a head."""
-    return AttentionPool(dim, num_heads=math.gcd(dim, 8))
-
-
-def efficient_probing(dim: int, config: HeadConfig) -> EfficientProbing:
-    """The pooling `ep` of a head."""
-    return EfficientProbing(dim, config.num_queries)

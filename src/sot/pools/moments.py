@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sot.core.head_config import HeadConfig
 from sot.core.pooling import Pool, keep
 from sot.ops.precision import at_least_float32, autocast_off
 
@@ -45,8 +44,3 @@ class MomentProbing(Pool):
             products = by_head[:, :-1].mT @ by_head[:, 1:] / size.unsqueeze(1)
             unit = F.normalize(products, dim=-1)
         return torch.flatten(self.convolve(unit.to(self.reduce.weight.dtype)), 1).to(tokens.dtype)
-
-
-def moment_probing(dim: int, config: HeadConfig) -> MomentProbing:
-    """The pooling `mhc3` of a head."""
-    return MomentProbing(dim)

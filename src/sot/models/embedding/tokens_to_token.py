@@ -20,33 +20,30 @@ def positive_features(x: Tensor, directions: Tensor) -> Tensor:
     return exponent.exp() / math.sqrt(directions.shape[0])
 
 
-def linear_attention(query: Tensor, key: Tensor, value: Tensor, directions: Tensor, eps: float = 1e-8) -> Tensor:
-    """Attention with the estimated kernel, in time linear in the number of tokens."""
-    query, key = positive_features(query, directions), positive_features(key, directions)
-    normalizer = query @ key.sum(1).unsqueeze(2)  # (batch, tokens, 1)
-    return query @ (key.mT @ value) / (normalizer + eps)
-
-
 def performer_attention(query: Tensor, key: Tensor, value: Tensor, directions: Tensor) -> Tensor:
-    """Performer's estimate of `softmax(query keyᵀ) value`, all `(batch, tokens, dim)`, in float32 at least."""
+    """Performer's estimate of `softmax(query keyᵀ) value`, all `(batch, tokens, dim)`, in float32 at least.
+
+    It takes time linear in the number of tokens.
+    """
     kept = value.dtype
-    query, key, value = at_least_float32(query), at_least_float32(key), at_least_float32(value)
-    directions = at_least_float32(directions)
+    query, key, value, directions = map(at_least_float32, (query, key, value, directions))
     with autocast_off(query):
-        return linear_attention(query, key, value, directions).to(kept)
+        query, key = positive_features(query, directions), positive_features(key, directions)
+        normalizer = query @ key.sum(1).unsqueeze(2)  # (batch, tokens, 1)
+        return (query @ (key.mT @ value) / (normalizer + 1e-8)).to(kept)
 
 
 class TokenPerformer(nn.Module):
     """Performer attention from `dim` to the narrower `out_dim`, its values as the shortcut; then an MLP."""
 
-    def __init__(self, dim: int, out_dim: int, drop: float = 0.1) -> None:
+    def __init__(self, dim: int, out_dim: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(dim)
         self.kqv = nn.Linear(dim, 3 * out_dim)
         self.proj = nn.Linear(out_dim, out_dim)
-        self.drop = nn.Dropout(drop)
+        self.drop = nn.Dropout(0.1)
         self.norm2 = nn.LayerNorm(out_dim)
-        self.mlp = nn.Sequential(nn.Linear(out_dim, out_dim), nn.GELU(), nn.Linear(out_dim, out_dim), nn.Dropout(drop))
+        self.mlp = nn.Sequential(nn.Linear(out_dim, out_dim), nn.GELU(), nn.Linear(out_dim, out_dim), nn.Dropout(0.1))
         directions = torch.empty(out_dim // 2, out_dim)
         nn.init.orthogonal_(directions, gain=math.sqrt(out_dim // 2))
         self.register_buffer("w", directions)  # drawn once, saved, never trained
@@ -103,15 +100,13 @@ class TokensToToken(nn.Module):
         self, in_chans: int, dim: int, reduction: int, attention: str = "performer", token_dim: int = 64
     ) -> None:
         super().__init__()
-        strides = (2 if reduction >= 8 else 1, 2 if reduction >= 16 else 1)
-        self.reduction = reduction
+        self.reduction, self.stride1 = reduction, 2 if reduction >= 8 else 1
         self.soft_split0 = nn.Unfold(7, stride=4, padding=2)
-        self.soft_split1 = nn.Unfold(3, stride=strides[0], padding=1)
-        self.soft_split2 = nn.Unfold(3, stride=strides[1], padding=1)
+        self.soft_split1 = nn.Unfold(3, stride=self.stride1, padding=1)
+        self.soft_split2 = nn.Unfold(3, stride=2 if reduction >= 16 else 1, padding=1)
         self.attention1 = ATTENTION[attention](in_chans * 49, token_dim)
         self.attention2 = ATTENTION[attention](token_dim * 9, token_dim)
         self.project = nn.Linear(token_dim * 9, dim)
-        self.stride1 = strides[0]
 
     def forward(self, image: Tensor) -> Tensor:
         height, width = image.shape[2] // 4, image.shape[3] // 4

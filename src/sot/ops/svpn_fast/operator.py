@@ -37,15 +37,9 @@ _power = define(
 )
 
 
-def _compute_gradient(
-    grad: Tensor, matrix: Tensor, start: Tensor, parts: list[Tensor], exponent: float
-) -> tuple[Tensor, Tensor]:
-    return by_torch.pull_back(grad, matrix, start, tuple(parts), exponent)
-
-
 _gradient = define(
     "svpn_fast_backward(Tensor grad, Tensor matrix, Tensor start, Tensor[] parts, float exponent) -> (Tensor, Tensor)",
-    _compute_gradient,
+    by_torch.pull_back,
     lambda grad, matrix, start, parts, exponent: (grad.new_empty(grad.shape), start.new_empty(start.shape)),
     lambda shape, *args, **kwargs: 6 * shape[0] * shape[1] * shape[2],
 )

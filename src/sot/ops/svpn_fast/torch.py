@@ -6,11 +6,13 @@ Where û or v̂ does not exist it is zero, and so is its part of the gradient.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 GPUS = ("cuda", "meta")  # what is counted without a GPU is counted as on one
-Parts = tuple[Tensor, ...]  # û, v̂, ‖Qv‖, λ̂ and λ̂^(α-1), each (batch, ., 1)
+Parts = Sequence[Tensor]  # û, v̂, ‖Qv‖, λ̂ and λ̂^(α-1), each (batch, ., 1)
 
 
 def power(matrix: Tensor, start: Tensor, exponent: float) -> tuple[Tensor, Parts]:
