@@ -42,14 +42,11 @@ def accelerate(model: Model, on: bool = True) -> Model:
 
 def has_plain_layers(module: nn.Module) -> bool:
     """Whether all layers inside are torch's or ours, without hooks, parametrizations and weights of other types."""
-    return all(_is_untouched(layer) for layer in islice(module.modules(), 1, None))
-
-
-def _is_untouched(layer: nn.Module) -> bool:
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    if any(hooks) or not type(layer).__module__.startswith(OWN):  # a parametrization makes a class of its own
-        return False
-    return all(type(weight) is nn.Parameter for weight in layer.parameters(recurse=False))  # not quantized or sharded
+    for layer in islice(module.modules(), 1, None):
+        hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+        if any(hooks) or not type(layer).__module__.startswith(OWN):  # a parametrization makes a class of its own
+            return False
+    return all(type(weight) is nn.Parameter for weight in module.parameters())  # not quantized or sharded
 
 
 def computes_by_hand(x: Tensor) -> bool:

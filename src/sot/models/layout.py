@@ -94,7 +94,8 @@ def branch_layout(
 ) -> Layout:
     """The layout of what one branch of the model returned."""
     name, sequence = type(model).__name__, output.ndim == 3
-    class_tokens = class_token_parameters(model, idle)
+    active = [(name, parameter) for name, parameter in model.named_parameters() if name not in idle]
+    class_tokens = [parameter for name, parameter in active if name.rpartition(".")[2].startswith(CLASS_TOKENS)]
     if num_prefix is None:  # CaiT, XCiT, PiT and others do not say: count what their class token parameter holds
         num_prefix = class_tokens[-1].shape[1] if class_tokens else 0
     if sequence and output.shape[1] <= num_prefix:
@@ -111,12 +112,6 @@ def branch_layout(
         norm=norm,
         needs_norm=norm is None and (name in WITHOUT_NORM or switched_off),
     )
-
-
-def class_token_parameters(model: nn.Module, idle: set[str]) -> list[nn.Parameter]:
-    """The class tokens that take part in the features."""
-    named = [(name, parameter) for name, parameter in model.named_parameters() if name not in idle]
-    return [parameter for name, parameter in named if name.rpartition(".")[2].startswith(CLASS_TOKENS)]
 
 
 def pending_norm(model: nn.Module, dim: int, idle: set[str], called: set[nn.Module]) -> str | None:
@@ -176,15 +171,11 @@ def apply_layout(model: nn.Module, layout: Layout) -> None:
 def teach_buffers(model: nn.Module) -> None:
     """Give modules of timm that forget it a way to fill their unsaved buffers after loading, as the others have."""
     for module in model.modules():
-        fill = FILL_BUFFERS.get(type(module).__name__)
-        if fill is not None and not hasattr(module, "init_non_persistent_buffers"):
-            vars(module)["init_non_persistent_buffers"] = partial(fill, module)
+        if type(module).__name__ == "SwinTransformerV2Block" and not hasattr(module, "init_non_persistent_buffers"):
+            vars(module)["init_non_persistent_buffers"] = partial(fill_attention_mask, module)
 
 
 def fill_attention_mask(block: Any) -> None:
     """Swin v2's mask of shifted windows."""
     if block.attn_mask is not None:
         block.attn_mask = block.get_attn_mask(device=block.attn_mask.device, dtype=block.attn_mask.dtype)
-
-
-FILL_BUFFERS: dict[str, Callable[[Any], None]] = {"SwinTransformerV2Block": fill_attention_mask}

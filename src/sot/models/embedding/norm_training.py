@@ -72,10 +72,8 @@ def trains_as_usual(norm: nn.BatchNorm2d, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def track(norm: nn.BatchNorm2d, statistics: Tensor, cells: int) -> None:
-    """Let mean and variance of a batch of so many cells take part in the running ones of the norm."""
-    assert norm.num_batches_tracked is not None and norm.running_mean is not None and norm.running_var is not None
-    assert norm.momentum is not None
+def track(norm: Any, statistics: Tensor, cells: int) -> None:
+    """Let mean and variance of a batch of so many cells take part in the running ones of the batch norm."""
     norm.num_batches_tracked.add_(1)
     norm.running_mean.lerp_(statistics[0], norm.momentum)
     norm.running_var.lerp_(statistics[1] * (cells / (cells - 1)), norm.momentum)
