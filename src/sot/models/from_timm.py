@@ -99,9 +99,8 @@ def recover_arguments(model: Any) -> dict[str, Any]:
         except (TypeError, ValueError, AssertionError, RuntimeError) as error:
             raise ValueError(_needs_arguments(architecture)) from error
     shapes = {name: value.shape for name, value in model.state_dict().items()}
-    if any(shapes.get(name) != value.shape for name, value in twin.state_dict().items()):
-        raise ValueError(_needs_arguments(architecture))
-    if _dropouts(model, "p", "drop_prob") != _dropouts(twin, "p", "drop_prob"):
+    same = all(shapes.get(name) == value.shape for name, value in twin.state_dict().items())
+    if not same or _dropouts(model, "p", "drop_prob") != _dropouts(twin, "p", "drop_prob"):
         raise ValueError(_needs_arguments(architecture))
     return arguments
 

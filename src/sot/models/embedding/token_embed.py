@@ -76,16 +76,13 @@ class NonLocal(nn.Module):
 def residual_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
     """Three bottlenecks to 256 channels."""
     norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.01)
-    widths = (STEM_WIDTH, 256, 256)
-    return nn.Sequential(
-        *(ResidualBottleneck(width, 64, 256, stride, norm) for width, stride in zip(widths, strides))
-    ), 256
+    widths = zip((STEM_WIDTH, 256, 256), strides)
+    return nn.Sequential(*(ResidualBottleneck(width, 64, 256, stride, norm) for width, stride in widths)), 256
 
 
 def inception_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:
     """Three Inception blocks to 128 channels."""
-    widths = (STEM_WIDTH, 128, 128)
-    return nn.Sequential(*(Inception(width, stride) for width, stride in zip(widths, strides))), 128
+    return nn.Sequential(*map(Inception, (STEM_WIDTH, 128, 128), strides)), 128
 
 
 def non_local_stages(strides: tuple[int, int, int]) -> tuple[nn.Sequential, int]:

@@ -69,7 +69,9 @@ def add(out: Array, at: int, line: int, numbers: Tile) -> None:
 
 
 @routine
-def product(out: Array, to: Place, a: Array, of: Place, b: Array, by: Place, shape: tuple[int, int, int]) -> None:
+def matrix_product(
+    out: Array, to: Place, a: Array, of: Place, b: Array, by: Place, shape: tuple[int, int, int]
+) -> None:
     """`out = a b`, in tiles, or where there are fewer columns in four rows of two registers.
 
     What is left over is computed with what comes before it. The columns of `out` and `b` lie side by side. The `shape`

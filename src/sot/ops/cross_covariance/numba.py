@@ -41,10 +41,10 @@ def _where(tokens: Tensor, starts: Tensor | None) -> Any:
 
 def _packed(matrix: Tensor) -> Any:
     """A matrix `(k, n)` in panels, for many products with tokens on its left."""
-    from sot.ops.cross_covariance.numba_kernels import pack
+    from sot.ops.cross_covariance.numba_kernels import pack_panels
 
     panels = flat(matrix.new_empty(matrix.shape[0] * _whole_tiles(matrix.shape[1])))
-    pack(storage(matrix), (*matrix.shape, *matrix.stride()), panels)
+    pack_panels(storage(matrix), (*matrix.shape, *matrix.stride()), panels)
     return panels
 
 

@@ -12,7 +12,7 @@ import numba
 import numpy as np
 
 from sot.ops._numba.lanes import LANES, kernel, load, routine, store
-from sot.ops._numba.tiles import COLUMNS, FLAT, ROWS, Place, add, product, put, tile
+from sot.ops._numba.tiles import COLUMNS, FLAT, ROWS, Place, add, matrix_product, put, tile
 
 Array = Any
 
@@ -49,7 +49,7 @@ def cross_products(
             y = first + heads * m + head * n
             at = (sample * heads + head) * m * n
             transposed, right = Place(x, 1, width), Place(y, width, 1)
-            product(out, Place(at, n, 1), projected, transposed, projected, right, (m, n, tokens))
+            matrix_product(out, Place(at, n, 1), projected, transposed, projected, right, (m, n, tokens))
 
 
 @routine
@@ -70,8 +70,8 @@ def pull_back_rows(
     for head in range(heads):
         at = head * size
         left, right = Place(x, width, 1), Place(y, width, 1)
-        product(out, Place(x + behind, width, 1), projected, right, transposed, Place(at, m, 1), (ROWS, m, n))
-        product(out, Place(y + behind, width, 1), projected, left, grad, Place(first + at, n, 1), (ROWS, n, m))
+        matrix_product(out, Place(x + behind, width, 1), projected, right, transposed, Place(at, m, 1), (ROWS, m, n))
+        matrix_product(out, Place(y + behind, width, 1), projected, left, grad, Place(first + at, n, 1), (ROWS, n, m))
         x += m
         y += n
 
@@ -102,7 +102,7 @@ def pull_back(
 
 
 @kernel(numba.void(FLAT, numba.types.UniTuple(numba.intp, 4), FLAT))
-def pack(matrix: Array, layout: tuple[int, int, int, int], out: Array) -> None:
+def pack_panels(matrix: Array, layout: tuple[int, int, int, int], out: Array) -> None:
     """Panels of 24 columns, the last with what comes before it: `layout` is rows, columns, and their distances."""
     rows, columns, down, across = layout
     at = 0
