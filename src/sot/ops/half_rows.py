@@ -14,7 +14,8 @@ def scaled_rows(rows: Any, begins: Any, ends: Any, weight: Tensor | None, bias: 
 
     Times weight plus bias, if there are any.
     """
-    counts = ends - begins
-    before = np.cumsum(counts) - counts
-    read = torch.from_numpy(rows[np.repeat(begins - before, counts) + np.arange(counts.sum())]).float()
-    return read if weight is None or bias is None else torch.addcmul(bias, read, weight)
+    pieces = [rows[begin:end] for begin, end in zip(begins, ends)]
+    read = torch.from_numpy(np.concatenate([rows[:0], *pieces])).float()
+    if weight is None or bias is None:
+        return read
+    return torch.addcmul(bias.detach(), read, weight.detach(), out=read)  # in place: new memory costs as much again
