@@ -46,15 +46,15 @@ class SoTModel(SoTPreTrainedModel):
         return torch.cat([tokens.class_token.unsqueeze(1), tokens.word_tokens], dim=1)
 
 
-class SoTImageModel(SoTModel, SoTForImageClassification):  # type: ignore[misc]  # another forward is meant
+class SoTImageModel(SoTModel, SoTForImageClassification):
     """Features of images."""
 
 
-class SoTTextModel(SoTModel, SoTForSequenceClassification):  # type: ignore[misc]  # another forward is meant
+class SoTTextModel(SoTModel, SoTForSequenceClassification):
     """Features of texts."""
 
 
-class SoTAudioModel(SoTModel, SoTForAudioClassification):  # type: ignore[misc]  # another forward is meant
+class SoTAudioModel(SoTModel, SoTForAudioClassification):
     """Features of sounds."""
 
 

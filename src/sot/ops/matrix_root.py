@@ -20,7 +20,7 @@ def matrix_root(spd: Tensor, num_iterations: int) -> Tensor:
     with autocast_off(full):
         if full.device.type != "cpu" or torch.compiler.is_compiling():
             return square_root(full, num_iterations).to(spd.dtype)
-        pieces = full.reshape(-1, *full.shape[-2:]).split(max(1, PIECE // full.shape[-1] ** 2))
+        pieces = torch.split(full.reshape(-1, *full.shape[-2:]), max(1, PIECE // full.shape[-1] ** 2))
         roots = torch.cat([square_root(piece, num_iterations) for piece in pieces])
     return roots.view(full.shape).to(spd.dtype)
 

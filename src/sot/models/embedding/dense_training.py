@@ -41,7 +41,8 @@ class Half(NamedTuple):
     @classmethod
     def of(cls, parameters: Sequence[Tensor], eps: Sequence[float], index: int, statistics: Tensor) -> Half:
         """The half of this number, on a batch of this mean and variance."""
-        return cls(*parameters[3 * index : 3 * index + 3], Affine.of_batch(statistics, eps[index]))
+        scale, shift, conv = parameters[3 * index : 3 * index + 3]
+        return cls(scale, shift, conv, Affine.of_batch(statistics, eps[index]))
 
     @property
     def activation(self) -> Affine:
