@@ -10,7 +10,9 @@ from reference import FLOAT32, power_of_svd, relative_error, with_spectrum
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
 from sot.core.normalizers import NormSettings, build_norm
-from sot.ops.matrix_root import PIECE, root_of_product, square_root
+from sot.ops.matrix_root import root_of_product
+from sot.ops.matrix_root.reference import square_root
+from sot.ops.matrix_root.torch import PIECE
 from sot.ops.svpn_fast.reference import power as deflated_power
 
 pytestmark = pytest.mark.usefixtures("threads")

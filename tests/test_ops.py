@@ -29,6 +29,9 @@ def calls(backend):
     yield ops.svpn, (MATRIX, 0.3, False, False, backend)
     yield ops.svpn_backward, (power, *parts, 0.25, 1e-5, False, backend)
     yield ops.svpn_backward, (power, *parts, 0.3, 1e-5, False, backend)
+    root, kept = ops.matrix_root(SPD, 3)
+    yield ops.matrix_root, (SPD, 3)
+    yield ops.matrix_root_backward, (SPD, root, kept, 3)
     out, projected = ops.cross_covariance(TOKENS, WEIGHT, None, 2, 14, True, backend)
     yield ops.cross_covariance, (TOKENS, WEIGHT, None, 2, 14, True, backend)
     for wanted in ([True, True], [False, True], [True, False]):
@@ -126,7 +129,7 @@ def test_a_compiled_head_is_one_graph_that_keeps_the_operators(name, accelerated
         results.append([output, *torch.autograd.grad(output.square().sum(), [given, *head.parameters()])])
     for ours, expected in zip(*results):
         torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-4)
-    wanted = {"exact": {"svpn"}, "fast": {"svpn_fast"}, "gcp": set()}[name]
+    wanted = {"exact": {"svpn"}, "fast": {"svpn_fast"}, "gcp": {"matrix_root"}}[name]
     wanted |= {"cross_covariance"} if accelerated and name != "gcp" else set()
     assert {f"sot.{operator}.default" for operator in wanted} <= found
 

@@ -1,4 +1,4 @@
-"""Square roots of covariances: against the iteration in float64, on ugly inputs too."""
+"""Square roots of covariances by every backend: against the iteration in float64, on ugly inputs too."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 from reference import relative_error
 from sot.bench.timing import thread_count
 from sot.core.normalize import matrix_square_root
-from sot.ops.matrix_root import square_root
+from sot.ops.matrix_root.reference import square_root
 
-pytestmark = pytest.mark.usefixtures("threads")
+pytestmark = pytest.mark.usefixtures("backend", "threads")
 
 
 def covariances(count, size, rank=None):
