@@ -13,6 +13,7 @@ from sot.core.normalizers import NormSettings, build_norm
 from sot.ops.matrix_root import root_of_product
 from sot.ops.matrix_root.reference import square_root
 from sot.ops.matrix_root.torch import PIECE
+from sot.ops.svpn.slopes import any_slopes, half_slopes, quarter_slopes
 from sot.ops.svpn_fast.reference import power as deflated_power
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -96,6 +97,14 @@ def test_a_smaller_smoothing_is_followed(backend):
         (expected,) = grads(lambda m, eps=eps: singular_value_power_norm(m, 0.5, eps), [matrix], grad)
         (actual,) = grads(lambda m, eps=eps: singular_value_power_norm(m, 0.5, eps), [matrix.float()], grad.float())
         assert relative_error(actual.double(), expected) < 1e-3
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-2])
+@pytest.mark.parametrize(("slopes", "exponent"), [(half_slopes, 0.5), (quarter_slopes, 0.25)])
+def test_slopes_of_roots_are_the_general_ones(slopes, exponent, eps):
+    unit = torch.tensor([[1, 1, 0.5, 0.5 - 1e-9, 1e-3, 1e-6, 0, 0]], dtype=torch.float64)
+    for ours, general in zip(slopes(unit, eps), any_slopes(unit, exponent, eps)):
+        assert torch.allclose(ours, general, rtol=1e-9, atol=1e-12)
 
 
 # --- fast: one value, one iteration --------------------------------------------------------------------------

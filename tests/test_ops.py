@@ -29,9 +29,9 @@ def calls(backend):
     yield ops.svpn, (MATRIX, 0.3, False, False, backend)
     yield ops.svpn_backward, (power, *parts, 0.25, 1e-5, False, backend)
     yield ops.svpn_backward, (power, *parts, 0.3, 1e-5, False, backend)
-    root, kept = ops.matrix_root(SPD, 3)
-    yield ops.matrix_root, (SPD, 3)
-    yield ops.matrix_root_backward, (SPD, root, kept, 3)
+    root, kept = ops.matrix_root(SPD, 3, backend)
+    yield ops.matrix_root, (SPD, 3, backend)
+    yield ops.matrix_root_backward, (SPD, root, kept, 3, backend)
     out, projected = ops.cross_covariance(TOKENS, WEIGHT, None, 2, 14, True, backend)
     yield ops.cross_covariance, (TOKENS, WEIGHT, None, 2, 14, True, backend)
     for wanted in ([True, True], [False, True], [True, False]):

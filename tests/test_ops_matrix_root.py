@@ -6,6 +6,8 @@ import torch
 from reference import relative_error
 from sot.bench.timing import thread_count
 from sot.core.normalize import matrix_square_root
+from sot.ops import use
+from sot.ops.matrix_root.operator import MATRIX_ROOT
 from sot.ops.matrix_root.reference import square_root
 
 pytestmark = pytest.mark.usefixtures("backend", "threads")
@@ -98,3 +100,11 @@ def test_half_precision_is_computed_in_float32():
     spd = covariances(4, 24)
     half = matrix_square_root(spd.bfloat16())
     assert half.dtype == torch.bfloat16 and relative_error(half.float(), matrix_square_root(spd)) < 1e-2
+
+
+def test_the_kernels_are_chosen_for_float32_on_a_cpu_of_17_to_64_columns():
+    pytest.importorskip("numba")
+    with use("auto"):
+        chosen = {size: MATRIX_ROOT.choose(torch.randn(1, size, size)) for size in (16, 17, 64, 65)}
+        assert chosen == {16: "torch", 17: "numba", 64: "numba", 65: "torch"}
+        assert MATRIX_ROOT.choose(torch.randn(1, 24, 24).double()) == "torch"

@@ -103,6 +103,18 @@ def load(typing: Any, array: Any, index: Any) -> Any:
 
 
 @intrinsic
+def load_halves(typing: Any, array: Any, index: Any) -> Any:
+    """`LANES` numbers in half precision, whose bits an array of uint16 holds, as float32."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        halves = ir.VectorType(ir.HalfType(), LANES).as_pointer()
+        return builder.fpext(builder.load(builder.bitcast(builder.gep(data, [args[1]]), halves), align=2), FLOATS.llvm)
+
+    return FLOATS(array, types.intp), emit
+
+
+@intrinsic
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
     """`array[index : index + LANES] = value`."""
 

@@ -69,6 +69,18 @@ def add(out: Array, at: int, line: int, numbers: Tile) -> None:
 
 
 @routine
+def scaled(numbers: Tile, factor: Any) -> Tile:
+    """A tile times a register."""
+    a, b, c, d = numbers
+    return (
+        (a[0] * factor, a[1] * factor, a[2] * factor),
+        (b[0] * factor, b[1] * factor, b[2] * factor),
+        (c[0] * factor, c[1] * factor, c[2] * factor),
+        (d[0] * factor, d[1] * factor, d[2] * factor),
+    )
+
+
+@routine
 def matrix_product(
     out: Array, to: Place, a: Array, of: Place, b: Array, by: Place, shape: tuple[int, int, int]
 ) -> None:

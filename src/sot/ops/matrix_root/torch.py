@@ -7,64 +7,78 @@ in the direction of the incoming one, symmetric too. Hence any factor may be tra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sot.ops.matrix_root.reference import trace_or_one
 
 PIECE = 2**18  # numbers of a tensor that passes the iteration at once on a CPU, so that it stays in the cache
 FEW = 8  # more iterations, and the rounding that transposed factors add, half as much again by each, would be seen
 
-Matrices = Sequence[Tensor]  # each (batch, n, n)
+
+class States(NamedTuple):
+    """What the iteration came through, each `(batch, n, n)`."""
+
+    roots: Sequence[Tensor]  # before each step, and the result
+    steps: Sequence[Tensor]
+    inverses: Sequence[Tensor]  # before each step from the second on; the first is the first step
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], num_iterations: int) -> States:
+        """From the list that `make_states` made."""
+        roots, rest = tensors[: num_iterations + 1], tensors[num_iterations + 1 :]
+        steps, inverses = rest[:num_iterations], rest[num_iterations:]
+        return cls(roots, steps, [steps[0], *inverses])
+
+    def piece(self, part: slice) -> States:
+        """Those of a part of the batch."""
+        return States(*([tensor[part] for tensor in each] for each in self))
 
 
 def make_states(spd: Tensor, num_iterations: int) -> list[Tensor]:
-    """Room for what the iteration comes through; `_states` says what is what."""
+    """Room for the states, with zeros up to a multiple of four rows and columns, which products are faster for."""
+    size = spd.shape[1] + -spd.shape[1] % 4
     count = (num_iterations + 1) + num_iterations + max(0, num_iterations - 2)
-    return [spd.new_empty(spd.shape) for _ in range(count)]
-
-
-def _states(kept: Matrices, num_iterations: int) -> Iterator[tuple[slice, Matrices, Matrices, Matrices]]:
-    """Piece by piece of the batch: roots before each step and the result, steps, inverse roots from the second step on.
-
-    The first of the inverse roots is the first step.
-    """
-    batch = kept[0].shape[0]
-    at_once = max(1, PIECE // kept[0][0].numel()) if kept[0].device.type == "cpu" and batch else max(1, batch)
-    for start in range(0, batch, at_once):
-        piece = slice(start, start + at_once)
-        states = [each[piece] for each in kept]
-        roots, steps = states[: num_iterations + 1], states[num_iterations + 1 : 2 * num_iterations + 1]
-        yield piece, roots, steps, [steps[0], *states[2 * num_iterations + 1 :]]
+    return [spd.new_empty(spd.shape[0], size, size) for _ in range(count)]
 
 
 def square_root(spd: Tensor, num_iterations: int) -> tuple[Tensor, list[Tensor]]:
     """The root of `(batch, n, n)`, and the states."""
-    kept, trace, left = make_states(spd, num_iterations), trace_or_one(spd), _factor(num_iterations)
-    bias = 1.5 * torch.eye(spd.shape[1], dtype=spd.dtype, device=spd.device)
-    for piece, roots, steps, inverses in _states(kept, num_iterations):
-        roots[0].copy_(_symmetric(spd[piece], trace[piece]))
-        torch.add(bias, roots[0], alpha=-0.5, out=steps[0])
-        for k in range(1, num_iterations):
-            torch.bmm(left(roots[k - 1]), steps[k - 1], out=roots[k])
-            if k > 1:
-                torch.bmm(left(steps[k - 1]), inverses[k - 2], out=inverses[k - 1])
-            torch.baddbmm(bias, left(inverses[k - 1]), roots[k], alpha=-0.5, out=steps[k])
-        torch.bmm(left(roots[-2]), steps[-1], out=roots[-1])
-    return kept[num_iterations] * trace.sqrt(), kept
+    size, kept = spd.shape[1], make_states(spd, num_iterations)
+    states, trace = States.of(kept, num_iterations), trace_or_one(spd)
+    bias = 1.5 * torch.eye(kept[0].shape[1], dtype=spd.dtype, device=spd.device)
+    for part in _pieces(kept[0]):
+        _iterate(_symmetric(spd[part], trace[part]), states.piece(part), bias)
+    return states.roots[-1][:, :size, :size] * trace.sqrt(), kept
 
 
-def pull_back(spd: Tensor, grad: Tensor, kept: Matrices, num_iterations: int) -> Tensor:
+def _iterate(unit: Tensor, states: States, bias: Tensor) -> None:
+    roots, steps, inverses = states
+    left = _factor(len(steps))
+    roots[0].copy_(unit)
+    torch.add(bias, roots[0], alpha=-0.5, out=steps[0])
+    for k in range(1, len(steps)):
+        torch.bmm(left(roots[k - 1]), steps[k - 1], out=roots[k])
+        if k > 1:
+            torch.bmm(left(steps[k - 1]), inverses[k - 2], out=inverses[k - 1])
+        torch.baddbmm(bias, left(inverses[k - 1]), roots[k], alpha=-0.5, out=steps[k])
+    torch.bmm(left(roots[-2]), steps[-1], out=roots[-1])
+
+
+def pull_back(spd: Tensor, grad: Tensor, kept: Sequence[Tensor], num_iterations: int) -> Tensor:
     """The gradient of `square_root`."""
-    out = torch.empty_like(spd)
-    for piece, *states in _states(kept, num_iterations):
-        out[piece] = _pull_back(spd[piece], grad[piece], *states)
+    states, out = States.of(kept, num_iterations), torch.empty_like(spd)
+    for part in _pieces(kept[0]):
+        out[part] = _pull_back(spd[part], grad[part], states.piece(part))
     return out
 
 
-def _pull_back(spd: Tensor, grad: Tensor, roots: Matrices, steps: Matrices, inverses: Matrices) -> Tensor:
-    trace, left = trace_or_one(spd), _factor(len(steps))
+def _pull_back(spd: Tensor, grad: Tensor, states: States) -> Tensor:
+    roots, steps, inverses = states
+    size, trace = spd.shape[1], trace_or_one(spd)
+    left = _factor(len(steps))
 
     def derivative(a: Tensor, d_a: Tensor, b: Tensor, d_b: Tensor, scale: float = 1.0) -> Tensor:
         """That of `scale · ab`."""
@@ -82,9 +96,15 @@ def _pull_back(spd: Tensor, grad: Tensor, roots: Matrices, steps: Matrices, inve
         d_root = derivative(roots[k], d_root, steps[k], d_step)
     alive = spd.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] != 0
     d_trace = torch.where(alive, of_scale - _inner(d_root, roots[0]), 0)
-    d_spd = d_root / trace
+    d_spd = d_root[:, :size, :size] / trace
     d_spd.diagonal(dim1=-2, dim2=-1).add_((d_trace / trace)[..., 0])
     return d_spd
+
+
+def _pieces(states: Tensor) -> Iterator[slice]:
+    batch = states.shape[0]
+    at_once = max(1, PIECE // states[0].numel()) if states.device.type == "cpu" and batch else max(1, batch)
+    return (slice(start, start + at_once) for start in range(0, batch, at_once))
 
 
 def _factor(num_iterations: int) -> Callable[[Tensor], Tensor]:
@@ -93,8 +113,10 @@ def _factor(num_iterations: int) -> Callable[[Tensor], Tensor]:
 
 
 def _symmetric(matrix: Tensor, divisor: Tensor) -> Tensor:
-    """The symmetric part, divided."""
-    return (matrix + matrix.mT).div_(2 * divisor)
+    """The symmetric part, divided, with zeros up to a multiple of four."""
+    result = (matrix + matrix.mT).div_(2 * divisor)
+    missing = -matrix.shape[-1] % 4
+    return nn.functional.pad(result, (0, missing, 0, missing)) if missing else result
 
 
 def _inner(left: Tensor, right: Tensor) -> Tensor:

@@ -102,10 +102,7 @@ def mix(products: Array, same: Array, swapped: Array, ratio: Array, out: Array) 
 
 @routine
 def slopes_of_half(s: Register, t: Register, small: Register) -> tuple[Register, Register]:
-    """A, and B over -λμ/st, for α = ½ and s = (λ²+ε²)^¼, t of the other index; `small` is ε²/st.
-
-    A = (s²+t²+st + ε²/st) / ((s+t)(s²+t²)), B = -λμ / (st(s+t)(s²+t²)).
-    """
+    """A, and B over -λμ/st, as `half_slopes` has them for α = ½; `small` is ε²/st."""
     squares = s * s + t * t
     inverse = to_single(fill(1.0)) / (squares * (s + t))
     return (squares + s * t + small) * inverse, inverse
@@ -113,10 +110,7 @@ def slopes_of_half(s: Register, t: Register, small: Register) -> tuple[Register,
 
 @routine
 def slopes_of_quarter(s: Register, t: Register, small: Register) -> tuple[Register, Register]:
-    """A, and B over -λμ/s³t³, likewise for α = ¼ and s = (λ²+ε²)^⅛; `small` is ε²/s³t³.
-
-    With n = s²+st+t² and d = (s+t)(s²+t²)(s⁴+t⁴), A = (s⁴+s³t+s²t²+st³+t⁴ + ε²n/s³t³) / d and B = -λμ n / (s³t³ d).
-    """
+    """A, and B over -λμ/s³t³, likewise for α = ¼; `small` is ε²/s³t³."""
     product, squares = s * t, s * s + t * t
     fourths = squares * squares - to_single(fill(2.0)) * product * product
     inverse = to_single(fill(1.0)) / ((s + t) * squares * fourths)
