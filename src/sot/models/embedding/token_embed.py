@@ -15,16 +15,15 @@ import torch.nn.functional as F
 from timm.layers import PatchEmbed, register_notrace_module, to_2tuple
 from timm.models.pit import ConvEmbedding
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from sot.models.accelerate import computes_by_hand
 from sot.models.embedding.bottleneck import ResidualBottleneck
 from sot.models.embedding.dense import dense_stages
 from sot.models.embedding.progressive_sampling import ProgressiveSampling
+from sot.models.embedding.stem import StemFunction, images_at_once
 from sot.models.embedding.tokens_to_token import TokensToToken
 
 STEM_WIDTH = 64
-PIXELS_IN_CACHE = 224 * 224  # of a thread: the widest maps of such an image take 13 MB
 
 
 class ConvNormAct(nn.Sequential):
@@ -118,7 +117,6 @@ class ConvolutionalEmbedding(nn.Module):
 
     Maps are kept channels-last whatever the layout of the image. Accelerated on a CPU, large batches pass in pieces
     whose maps stay in its cache: all the way in eval mode, through the stem in training, as batch norms see all images.
-    Backward computes the stem again: that takes less time than to keep and fetch its maps at full resolution.
     """
 
     accelerated = False
@@ -132,13 +130,13 @@ class ConvolutionalEmbedding(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         image = image.contiguous(memory_format=torch.channels_last)
-        if torch.compiler.is_compiling() or not (self.accelerated and computes_by_hand(image)):
+        if not (self.accelerated and computes_by_hand(image)):
             return self.out(self.stages(self.stem(image)))
-        at_once = max(1, torch.get_num_threads() * PIXELS_IN_CACHE // (image.shape[2] * image.shape[3]))
-        pieces = torch.split(image, at_once)
         if any(module.training for module in self.modules()):
-            stems = [checkpoint(self.stem, piece, use_reentrant=False) for piece in pieces]
-            return self.out(self.stages(torch.cat(stems)))
+            return self.out(self.stages(StemFunction.apply(image, self.stem[0].weight, self.stem[0].bias)))
+        if torch.compiler.is_compiling():
+            return self.out(self.stages(self.stem(image)))
+        pieces = torch.split(image, images_at_once(image))
         return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 
 
