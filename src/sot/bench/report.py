@@ -11,8 +11,7 @@ import torch
 from rich.table import Table
 
 from sot.bench.cases import EXACT, FAST, Measurement
-from sot.bench.devices import CPU, device_name
-from sot.bench.timing import Spread
+from sot.bench.timing import CPU, Spread, device_name
 from sot.files import rich_table
 
 if TYPE_CHECKING:
