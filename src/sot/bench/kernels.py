@@ -39,10 +39,17 @@ def compile_kernel(name: str, columns: int, architecture: str) -> Kernel:
     if not HAS_TRITON:
         raise ValueError("the kernels are compiled by Triton, which is not installed: pip install triton")
     binary, settings = _compiled(name, columns, architecture)
-    amd = not architecture.startswith("sm_")
-    registers, stack = _of_amd(binary) if amd else _of_nvidia(binary)
-    code = () if amd else tuple(_disassembled(binary))
-    return Kernel(name, columns, architecture, registers, stack, binary.metadata.shared, settings["num_warps"], code)
+    code: tuple[str, ...] = ()
+    if architecture.startswith("sm_"):
+        found = dict(re.findall(r"(REG|STACK):(\d+)", _cuobjdump(binary, "-res-usage")))
+        registers, stack = found["REG"], found["STACK"]
+        lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", _cuobjdump(binary, "-sass"))
+        code = tuple(f"{address} {instruction.strip()}" for address, instruction in lines)
+    else:
+        found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", binary.asm["amdgcn"]))
+        registers, stack = found["vgpr_count"], found["private_segment_fixed_size"]
+    used = int(registers), int(stack), binary.metadata.shared, settings["num_warps"]
+    return Kernel(name, columns, architecture, *used, code)
 
 
 def check_architecture(name: str) -> str:
@@ -74,21 +81,6 @@ def _compiled(name: str, columns: int, architecture: str) -> tuple[Any, dict[str
     }
     source = triton.compiler.ASTSource(fn=function, signature=signature, constexprs=constants, attrs=aligned)
     return triton.compile(source, target=target, options=options), settings
-
-
-def _of_amd(binary: Any) -> tuple[int, int]:
-    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", binary.asm["amdgcn"]))
-    return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
-
-
-def _of_nvidia(binary: Any) -> tuple[int, int]:
-    found = dict(re.findall(r"(REG|STACK):(\d+)", _cuobjdump(binary, "-res-usage")))
-    return int(found["REG"]), int(found["STACK"])
-
-
-def _disassembled(binary: Any) -> list[str]:
-    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", _cuobjdump(binary, "-sass"))
-    return [f"{address} {instruction.strip()}" for address, instruction in found]
 
 
 def _cuobjdump(binary: Any, option: str) -> str:
