@@ -11,7 +11,7 @@ import gradio as gr
 
 from sot.explain import IMAGE_METHODS, TEXT_METHODS
 from sot.ui.models import SENTENCES, Shown, example_pictures
-from sot.ui.results import PREDICTED, UNKNOWN, answer, progress, refusal
+from sot.ui.results import PREDICTED, UNKNOWN, answer, refusal, training_bar
 from sot.ui.style import GREETING, HEADLINE, SCROLL
 
 NONE = "no other model"
@@ -76,12 +76,12 @@ def _show_training(models: Mapping[str, Shown]) -> None:
     training = next((shown.awaited for shown in models.values() if shown.awaited is not None), None)
     if training is None:
         return
-    bar = gr.HTML(progress(0), elem_id="training")
+    bar = gr.HTML(training_bar(0), elem_id="training")
 
     def tell() -> Iterator[Any]:
         """The bar as it grows."""
         while not training.wait(0.3):
-            yield progress(training.share)
+            yield training_bar(training.share)
         yield gr.update(visible=False)
 
     gr.on(None, tell, None, bar, api_visibility="private", show_progress="hidden", concurrency_limit=None)
