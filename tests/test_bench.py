@@ -11,14 +11,13 @@ from test_cli import sot
 
 from reference import power_of_svd
 from sot.bench.cases import SIZES, Case, Measurement, Size, run_case
-from sot.bench.devices import find_device, timed
 from sot.bench.head_cost import build_heads, growing_sizes, head_cases, head_inputs, memory_rows
 from sot.bench.memory import measure_memory
 from sot.bench.norm_cost import normalize_cases
 from sot.bench.references import deflated_power, published_covariance, published_root, svd_power
 from sot.bench.report import BenchReport
 from sot.bench.rivals import rival_head_cases, rival_heads, rival_model_cases
-from sot.bench.timing import Race, Spread, growth_exponent, race, thread_count
+from sot.bench.timing import Race, Spread, find_device, growth_exponent, race, thread_count, timed
 from sot.core.normalize import fast_singular_value_power_norm, matrix_square_root, singular_value_power_norm
 from sot.errors import SettingError
 

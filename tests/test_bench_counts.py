@@ -9,7 +9,7 @@ from torch import nn
 
 from sot.bench import kernel_estimate, kernels
 from sot.bench.cases import SIZES, Size
-from sot.bench.kernel_estimate import GPUS, estimate
+from sot.bench.kernel_estimate import GPUS, estimate_step
 from sot.bench.kernels import Instructions, Kernel, executed, loops
 from sot.bench.launches import COPIED, count_launches, head_launches, norm_launches
 from sot.errors import SettingError
@@ -81,7 +81,7 @@ CODE = tuple(
 def test_loops_and_what_they_execute():
     inner, outer = loops(CODE)
     assert (len(inner), len(outer)) == (6, 9)
-    assert Instructions.within(inner) == Instructions(6, 1, 4)
+    assert Instructions.of((inner, 1)) == Instructions(6, 1, 4)
     kernel = Kernel("decompose", 2, "sm_80", 1, 0, 0, 1, CODE)  # one pair of columns: a sweep is each loop once
     assert executed(kernel, sweeps=3) == Instructions(2 + 3 * 9, 3 * 2, 3 * 4)
     blocks = Kernel("combine", 38, "sm_80", 1, 0, 0, 1, CODE[:7])  # three blocks of rows
@@ -92,14 +92,14 @@ def test_estimates_grow_with_the_batch_and_shrink_with_the_gpu():
     code = tuple(f"{16 * place:04x} FFMA R1, R2, R3, R4" for place in range(6400))
     made = [Kernel("combine", 14, "sm_80", 32, 0, 0, 1, code)]
     size = Size("Tiny", 240, 14, 48)
-    few, many = (estimate(GPUS[0], size, batch, 1e9, made) for batch in (1, 1800))
+    few, many = (estimate_step(GPUS[0], size, batch, 1e9, made) for batch in (1, 1800))
     assert few.arithmetic == pytest.approx(6400 * 2 / 1.41e9)  # warps that are alone
     assert many.arithmetic == pytest.approx(100 * 6400 / 2 / 1.41e9)  # 108 multiprocessors, two warps a clock
     assert many.memory == pytest.approx(1800 * 6 * 4 * (10 * 14 * 14 + 3 * 14) / 2.039e12)
     assert many.step == pytest.approx(1800 * 1e9 / (0.4 * 156e12)) and few.launches == pytest.approx(30e-6)
     assert many.added == many.arithmetic + many.memory and many.share == many.added / many.step
     assert few.added == max(few.arithmetic + few.memory, few.launches)
-    faster = estimate(GPUS[1], size, 1800, 1e9, made)
+    faster = estimate_step(GPUS[1], size, 1800, 1e9, made)
     assert faster.added < many.added and faster.step < many.step
     assert set(kernel_estimate.SWEEPS) == {size.head_dim for size in SIZES}
 
@@ -151,7 +151,7 @@ def test_the_estimate_counts_what_is_compiled(tmp_path, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernel = kernels.compile_kernel("decompose", 14, "sm_80")
-    rounds = next(loop for loop in loops(kernel.code) if Instructions.within(loop).shuffles >= 28)
-    assert Instructions.within(rounds).shuffles == 64  # 16 rows of W and V, each in two rounds
+    rounds = next(loop for loop in loops(kernel.code) if Instructions.of((loop, 1)).shuffles >= 28)
+    assert Instructions.of((rounds, 1)).shuffles == 64  # 16 rows of W and V, each in two rounds
     seven = executed(kernel, 7)
     assert executed(kernel, 8).all - seven.all == pytest.approx(7 * len(rounds), rel=0.2)

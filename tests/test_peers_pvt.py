@@ -6,8 +6,7 @@ import torch
 from peer_checks import check_equip, check_figures, check_timm, on_meta, published_shapes, shapes
 
 import sot
-from sot.paper.peers.pvt import fit_positions
-from sot.paper.peers.spatial_reduction import SpatialReductionAttention
+from sot.paper.peers.pvt import PyramidBlock, fit_positions
 
 TINY = {"embed_dims": (8, 16, 24, 32), "num_heads": (1, 2, 2, 4), "depths": (1, 2, 1, 1), "img_size": 64}
 FIGURES = {"pvt_tiny": (13.2, 1.9), "pvt_small": (24.5, 3.8), "pvt_large": (61.4, 9.8)}
@@ -26,7 +25,8 @@ def test_parameters_and_multiply_adds_are_the_paper_s(name):
 @pytest.mark.parametrize("fused", [True, False])
 def test_spatial_reduction_is_attention_over_strided_patches(fused):
     torch.manual_seed(0)
-    attention = SpatialReductionAttention(6, num_heads=2, reduction=2, attn_drop=0, proj_drop=0).double()
+    block = PyramidBlock(6, num_heads=2, reduction=2, mlp_ratio=1, proj_drop=0, attn_drop=0, drop_path=0).double()
+    attention = block.attn
     attention.fused_attn = fused
     torch.nn.init.normal_(attention.norm.weight)
     x = torch.randn(1, 4 * 6, 6, dtype=torch.float64)  # 4 rows of 6 columns

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sot.bench.devices import CPU
-from sot.bench.timing import Progress, Race, Spread, race
+from sot.bench.timing import CPU, Progress, Race, Spread, race
 
 HEADS = 6
 NUM_CLASSES = 1000

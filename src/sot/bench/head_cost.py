@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,16 +65,17 @@ def products_alone(size: Size) -> Callable[[], Any]:
     return run
 
 
+def head_functions(size: Size, heads: Mapping[str, nn.Module]) -> dict[str, Callable[[], Any]]:
+    """Forward and backward of each head on the same tokens, to these and to every parameter."""
+    inputs, grad = head_inputs(size), torch.randn(size.batch, NUM_CLASSES)
+    return {name: forward_and_backward(head, inputs, grad, list(head.parameters())) for name, head in heads.items()}
+
+
 def head_cases(sizes: tuple[Size, ...] = SIZES) -> list[Case]:
     """One case a size: forward and backward, to the tokens and to every parameter."""
     cases = []
     for size in sizes:
-        inputs, grad = head_inputs(size), torch.randn(size.batch, NUM_CLASSES)
-        functions = {
-            name: forward_and_backward(head, inputs, grad, list(head.parameters()))
-            for name, head in build_heads(size).items()
-        }
-        functions[FLOOR] = products_alone(size)
+        functions = {**head_functions(size, build_heads(size)), FLOOR: products_alone(size)}
         cases.append(Case(f"{size.name}: head, forward and backward", functions, PUBLISHED, floor=FLOOR))
     return cases
 

@@ -69,7 +69,7 @@ class Estimate:
         return self.added / self.step
 
 
-def estimate(gpu: GPU, size: Size, batch: int, macs: float, kernels: list[Kernel]) -> Estimate:
+def estimate_step(gpu: GPU, size: Size, batch: int, macs: float, kernels: list[Kernel]) -> Estimate:
     """For a batch of pictures, of which each takes `macs` multiply-adds forward and backward."""
     matrices, columns = batch * HEADS, size.head_dim
     arithmetic = sum(_seconds(gpu, kernel, matrices) for kernel in kernels)
@@ -107,5 +107,5 @@ def estimates() -> list[Estimate]:
         for size in SIZES:
             kernels = [compile_kernel(name, size.head_dim, gpu.architecture) for name in KERNELS]
             macs = training_macs(f"sot_{size.name.lower()}")
-            found += [estimate(gpu, size, batch, macs, kernels) for batch in BATCHES]
+            found += [estimate_step(gpu, size, batch, macs, kernels) for batch in BATCHES]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,17 @@ def compile_kernel(name: str, columns: int, architecture: str) -> Kernel:
     if not HAS_TRITON:
         raise ValueError("the kernels are compiled by Triton, which is not installed: pip install triton")
     binary, settings = _compiled(name, columns, architecture)
-    amd = not architecture.startswith("sm_")
-    registers, stack = _of_amd(binary) if amd else _of_nvidia(binary)
-    code = () if amd else tuple(_disassembled(binary))
-    return Kernel(name, columns, architecture, registers, stack, binary.metadata.shared, settings["num_warps"], code)
+    code: tuple[str, ...] = ()
+    if architecture.startswith("sm_"):
+        found = dict(re.findall(r"(REG|STACK):(\d+)", _cuobjdump(binary, "-res-usage")))
+        registers, stack = found["REG"], found["STACK"]
+        lines = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", _cuobjdump(binary, "-sass"))
+        code = tuple(f"{address} {instruction.strip()}" for address, instruction in lines)
+    else:
+        found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", binary.asm["amdgcn"]))
+        registers, stack = found["vgpr_count"], found["private_segment_fixed_size"]
+    used = int(registers), int(stack), binary.metadata.shared, settings["num_warps"]
+    return Kernel(name, columns, architecture, *used, code)
 
 
 def check_architecture(name: str) -> str:
@@ -76,21 +83,6 @@ def _compiled(name: str, columns: int, architecture: str) -> tuple[Any, dict[str
     return triton.compile(source, target=target, options=options), settings
 
 
-def _of_amd(binary: Any) -> tuple[int, int]:
-    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", binary.asm["amdgcn"]))
-    return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
-
-
-def _of_nvidia(binary: Any) -> tuple[int, int]:
-    found = dict(re.findall(r"(REG|STACK):(\d+)", _cuobjdump(binary, "-res-usage")))
-    return int(found["REG"]), int(found["STACK"])
-
-
-def _disassembled(binary: Any) -> list[str]:
-    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", _cuobjdump(binary, "-sass"))
-    return [f"{address} {instruction.strip()}" for address, instruction in found]
-
-
 def _cuobjdump(binary: Any, option: str) -> str:
     """What NVIDIA's tool, which comes with Triton, says of a binary."""
     import triton
@@ -110,19 +102,14 @@ class Instructions:
     float32: float
     shuffles: float
 
-    def __add__(self, other: Instructions) -> Instructions:
-        return Instructions(self.all + other.all, self.float32 + other.float32, self.shuffles + other.shuffles)
-
-    def times(self, factor: float) -> Instructions:
-        """As many times."""
-        return Instructions(self.all * factor, self.float32 * factor, self.shuffles * factor)
-
     @classmethod
-    def within(cls, code: Iterable[str]) -> Instructions:
-        """Of a piece of code, each line once."""
-        lines = list(code)
-        arithmetic = sum(bool(FLOAT32.search(line)) for line in lines)
-        return cls(len(lines), arithmetic, sum("SHFL" in line for line in lines))
+    def of(cls, *pieces: tuple[Sequence[str], float]) -> Instructions:
+        """Of pieces of code, each executed so many times."""
+        counts = [
+            (len(code), sum(bool(FLOAT32.search(line)) for line in code), sum("SHFL" in line for line in code))
+            for code, _ in pieces
+        ]
+        return cls(*(sum(n * times for n, (_, times) in zip(kind, pieces)) for kind in zip(*counts)))
 
 
 def loops(code: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -141,13 +128,11 @@ def executed(kernel: Kernel, sweeps: int) -> Instructions:
 
     Paths that are rarely taken lie outside of the loops and count once: a little too many.
     """
-    inner = loops(kernel.code)
-    once = Instructions.within(kernel.code)
+    inner, whole = loops(kernel.code), (kernel.code, 1)
     if kernel.name != "decompose":
-        more = [Instructions.within(loop).times((kernel.columns + 15) // 16 - 1) for loop in inner]
-        return sum(more, once)
-    rounds = next(loop for loop in inner if Instructions.within(loop).shuffles >= 2 * kernel.columns)
+        blocks = (kernel.columns + 15) // 16
+        return Instructions.of(whole, *((loop, blocks - 1) for loop in inner))
+    rounds = next(loop for loop in inner if sum("SHFL" in line for line in loop) >= 2 * kernel.columns)
     sweep = next(loop for loop in inner if len(loop) > len(rounds) and set(rounds) <= set(loop))
     pairs = (kernel.columns + 1) // 2
-    whole = Instructions.within(sweep) + Instructions.within(rounds).times(pairs - 1)
-    return once + whole.times(sweeps) + Instructions.within(sweep).times(-1)
+    return Instructions.of(whole, (sweep, sweeps - 1), (rounds, sweeps * (pairs - 1)))

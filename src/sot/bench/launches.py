@@ -7,8 +7,9 @@ counts as one, whatever it launches itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,16 +77,21 @@ class Launches:
 
 
 def count_launches(
-    head: nn.Module, inputs: list[Tensor], known: Mapping[Any, int] = BY_TRITON
+    head: Callable[..., Tensor], inputs: list[Tensor], known: Mapping[Any, int] = BY_TRITON
 ) -> tuple[Counter[str], Counter[str]]:
     """Forward, and backward to the inputs and to every parameter."""
-    wanted = [*inputs, *head.parameters()]
+    wanted = [*inputs, *(head.parameters() if isinstance(head, nn.Module) else ())]
     with LaunchCounter(known) as forward:
         out = head(*inputs)
     grad = torch.empty_like(out)
     with LaunchCounter(known) as backward:
         torch.autograd.grad(out, wanted, grad)
     return forward.launches, backward.launches
+
+
+def _launches(size: Size, name: str, *counted: Any) -> Launches:
+    forward, backward = count_launches(*counted)
+    return Launches(size.name, name, forward.total(), backward.total(), forward + backward)
 
 
 def head_launches(sizes: tuple[Size, ...] = SIZES) -> list[Launches]:
@@ -98,42 +104,23 @@ def head_launches(sizes: tuple[Size, ...] = SIZES) -> list[Launches]:
             ours = rival_heads(size)
         for name, head in {PUBLISHED: published, **ours, WITHOUT_TRITON: ours[EXACT]}.items():
             without = COPIED if size.head_dim > BATCHED else {}
-            forward, backward = count_launches(head, inputs, without if name == WITHOUT_TRITON else BY_TRITON)
-            rows.append(Launches(size.name, name, forward.total(), backward.total(), forward + backward))
+            rows.append(_launches(size, name, head, inputs, without if name == WITHOUT_TRITON else BY_TRITON))
     return rows
-
-
-class ExactAlone(nn.Module):
-    """Exact svPN with the exponent ¼, or what exporters write in its place: matrix products only."""
-
-    def __init__(self, products_only: bool = False) -> None:
-        super().__init__()
-        self.power = export.power if products_only else singular_value_power_norm
-
-    def forward(self, matrix: Tensor) -> Tensor:
-        return self.power(matrix, 0.25)
 
 
 def norm_launches(sizes: tuple[Size, ...] = SIZES) -> list[Launches]:
     """Exact svPN on its own: each way that is taken on some device, and matrix products, which are taken on none."""
+    exact, products = (partial(power, exponent=0.25) for power in (singular_value_power_norm, export.power))
     rows = []
     for size in sizes:
         single, double = (
             torch.empty(HEADS, size.head_dim, size.head_dim, device="meta", dtype=dtype, requires_grad=True)
             for dtype in (torch.float32, torch.float64)
         )
-        batched = size.head_dim <= BATCHED
-        ways = {
-            "Triton": (ExactAlone(), single, BY_TRITON),
-            **(
-                {"eigh of QᵀQ": (ExactAlone(), single, {}), "SVD, float64": (ExactAlone(), double, {})}
-                if batched
-                else {}
-            ),
-            "copied to the CPU": (ExactAlone(), single, COPIED),
-            "matrix products only": (ExactAlone(products_only=True), single, {}),
-        }
-        for name, (norm, matrix, known) in ways.items():
-            forward, backward = count_launches(norm, [matrix], known)
-            rows.append(Launches(size.name, name, forward.total(), backward.total(), forward + backward))
+        rows.append(_launches(size, "Triton", exact, [single], BY_TRITON))
+        if size.head_dim <= BATCHED:
+            rows.append(_launches(size, "eigh of QᵀQ", exact, [single], {}))
+            rows.append(_launches(size, "SVD, float64", exact, [double], {}))
+        rows.append(_launches(size, "copied to the CPU", exact, [single], COPIED))
+        rows.append(_launches(size, "matrix products only", products, [single], {}))
     return rows

@@ -11,8 +11,7 @@ import torch
 from rich.table import Table
 
 from sot.bench.cases import EXACT, FAST, Measurement
-from sot.bench.devices import CPU, device_name
-from sot.bench.timing import Spread
+from sot.bench.timing import CPU, Spread, device_name
 from sot.files import rich_table
 
 if TYPE_CHECKING:
@@ -114,14 +113,11 @@ class BenchReport:
             panel.axvline(1, color="black", linewidth=0.8)
             panel.set_xlim(left=0)
             panel.set_title(case.split(":")[0] if beside else case, fontsize=10)
-        figure.supxlabel(f"{self._quantity} relative to {self._reference}; line: quartiles", fontsize=SMALL)
+        quantity = "time" if all(row.unit == "ms" for row in self.rows if row.ratio) else "cost"
+        figure.supxlabel(f"{quantity} relative to {self._reference}; line: quartiles", fontsize=SMALL)
         what = {case.partition(": ")[2] for case in cases} if beside else set()
         figure.suptitle(f"{self.title}: {what.pop()}" if len(what) == 1 else self.title, fontsize=11)
         return figure
-
-    @property
-    def _quantity(self) -> str:
-        return "time" if all(row.unit == "ms" for row in self.rows if row.ratio) else "cost"
 
     @property
     def _reference(self) -> str:

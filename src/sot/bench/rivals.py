@@ -8,8 +8,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from sot.bench.cases import EXACT, FAST, HEADS, NUM_CLASSES, SIZES, Case, Size, forward_and_backward
-from sot.bench.head_cost import head_inputs
+from sot.bench.cases import EXACT, FAST, HEADS, NUM_CLASSES, SIZES, Case, Size
+from sot.bench.head_cost import head_functions
 from sot.bench.model_cost import forward_alone, training_step
 from sot.bench.references import svd_power
 from sot.core.head import HeadConfig, SecondOrderHead
@@ -57,15 +57,8 @@ def rival_heads(size: Size) -> dict[str, nn.Module]:
 
 def rival_head_cases(sizes: tuple[Size, ...]) -> list[Case]:
     """One case a size: forward and backward, to the tokens and to every parameter; fast is the reference."""
-    cases = []
-    for size in sizes:
-        inputs, grad = head_inputs(size), torch.randn(size.batch, NUM_CLASSES)
-        functions = {
-            name: forward_and_backward(head, inputs, grad, list(head.parameters()))
-            for name, head in rival_heads(size).items()
-        }
-        cases.append(Case(f"{size.name}: heads side by side, forward and backward", functions, FAST))
-    return cases
+    title = "heads side by side, forward and backward"
+    return [Case(f"{size.name}: {title}", head_functions(size, rival_heads(size)), FAST) for size in sizes]
 
 
 def rival_model_cases(name: str, batch: int, train_batch: int) -> list[Case]:

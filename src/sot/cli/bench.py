@@ -74,7 +74,7 @@ class Asked:
     @property
     def torch_device(self) -> torch.device:
         """Where to compute: a CPU by default."""
-        from sot.bench.devices import find_device
+        from sot.bench.timing import find_device
 
         return find_device(self.device or "cpu")
 

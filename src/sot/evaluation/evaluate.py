@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,37 +45,24 @@ class Evaluation:
 
     scores: dict[str, float]
     labels: list[str]
-    confusion: Array  # rows are true classes, columns predicted ones
+    confusion: Array  # rows are true classes, columns predicted ones; of several classes how often two go together
     note: str = ""
-
-    def counts(self) -> Iterable[tuple[int, int, int]]:
-        """Of every class how many samples have it, how often it was predicted, and how often rightly."""
-        return zip(self.confusion.sum(1).tolist(), self.confusion.sum(0).tolist(), self.confusion.diagonal().tolist())
+    counts: Sequence[
+        tuple[int, int, int]
+    ] = ()  # of every class its samples, how often it was said, and how often rightly
 
     def by_class(self) -> list[tuple[str, int, float, float]]:
         """Name, samples, recall and precision of every class that occurs."""
         return [
             (name, samples, right / max(1, samples), right / max(1, predicted))
-            for name, (samples, predicted, right) in zip(self.labels, self.counts())
+            for name, (samples, predicted, right) in zip(self.labels, self.counts)
             if samples or predicted
         ]
 
     def f1_by_class(self) -> dict[str, float]:
         """F1 of every class that occurs."""
-        counts = zip(self.labels, self.counts())
+        counts = zip(self.labels, self.counts)
         return {name: 2 * right / (samples + said) for name, (samples, said, right) in counts if samples or said}
-
-
-@dataclass
-class MultiLabelEvaluation(Evaluation):
-    """The same where a sample may have several classes: `confusion` has how often two are true and predicted."""
-
-    said: Array = field(default_factory=lambda: np.zeros(0))  # how often each class was predicted
-    true: Array = field(default_factory=lambda: np.zeros(0))
-
-    def counts(self) -> Iterable[tuple[int, int, int]]:
-        """As above; rows and columns of `confusion` count a sample several times."""
-        return zip(self.true.tolist(), self.said.tolist(), self.confusion.diagonal().tolist())
 
 
 def recipe_of(folder: Path) -> Recipe | None:
@@ -84,10 +71,15 @@ def recipe_of(folder: Path) -> Recipe | None:
     return load_recipe(str(file)) if file.is_file() else None
 
 
+def run_of(folder: Path) -> dict[str, Any]:
+    """What is known of the training of a model, if it is in the folder of its run."""
+    file = folder / RUN_FILE
+    return read_object(file) if file.is_file() else {}
+
+
 def trained_on(folder: Path, data: str) -> bool:
     """Whether a model was trained on the rest of this data."""
-    file = folder / RUN_FILE
-    known = read_object(file).get("data") if file.is_file() else None
+    known = run_of(folder).get("data")
     return isinstance(known, str) and full_name(known) == full_name(data)
 
 
@@ -107,16 +99,18 @@ def _logits_of(model: Any, data: Any, collate: Any, batch_size: int, progress: A
 
 @dataclass
 class ImageTest:
-    """A trained model and the images to score it on."""
+    """A trained model and the images or sounds to score it on."""
 
     model: Any
     transform: Callable[[Any], Any]
     pictures: Any
-    labels: list[str]  # of the images
+    labels: list[str]  # of these
     columns: Array  # where they are among the classes of the model
 
     def read(self, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
         """What a loader reads, and what makes batches of it."""
+        if self.model.config.modality == "audio":
+            return EvaluationSounds(self.pictures, transform), SoundCollate(self.model.processor)
         return evaluation_set(self.pictures, transform), stack
 
     def evaluate(
@@ -143,14 +137,6 @@ class ImageTest:
         return _evaluation(logits, labels, self.labels, image_scores(logits, labels), note)
 
 
-class SoundTest(ImageTest):
-    """A trained model and the sounds to score it on."""
-
-    def read(self, transform: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """Sounds, padded."""
-        return EvaluationSounds(self.pictures, transform), SoundCollate(self.model.processor)
-
-
 def open_images(folder: Path, data: str, samples: int = 0, columns: PictureColumns | None = None) -> ImageTest:
     """A model of images or sounds and the validation part of `data`, or all of it if the model has not seen it.
 
@@ -164,11 +150,9 @@ def open_images(folder: Path, data: str, samples: int = 0, columns: PictureColum
     sounds = model.config.modality == "audio"
     pictures = load_sounds(data, Split(**part), table) if sounds else load_images(data, columns=table, **part)
     places = columns_for(data, pictures.labels, labels_of(model))
-    source = part_of(pictures.val, samples)
-    if sounds:
-        model.processor = processor
-        return SoundTest(model, reading_of(model, processor), source, pictures.labels, np.array(places))
-    return ImageTest(model, processor_transform(processor), source, pictures.labels, np.array(places))
+    model.processor = processor
+    transform = reading_of(model, processor) if sounds else processor_transform(processor)
+    return ImageTest(model, transform, part_of(pictures.val, samples), pictures.labels, np.array(places))
 
 
 def _columns_of(model: Any, data: str, columns: PictureColumns | None) -> PictureColumns | None:
@@ -183,8 +167,7 @@ def _columns_of(model: Any, data: str, columns: PictureColumns | None) -> Pictur
 
 def unseen_part(folder: Path, table: str, data: TextData) -> TextData:
     """Of the table that a model was trained on, without another to evaluate on, what it was not trained on."""
-    file = folder / RUN_FILE
-    run = read_object(file) if file.is_file() else {}
+    run = run_of(folder)
     if data.dev is None or not Path(table).is_file() or run.get("source") != full_name(table) or run.get("dev"):
         return data
     split = Split((recipe_of(folder) or Recipe()).seed, **kept_split(folder))
@@ -219,14 +202,16 @@ def evaluate_text(folder: Path, data: TextData, batch_size: int, progress: Any) 
 
 def _evaluation(logits: Array, labels: Array, names: list[str], scores: dict[str, float], note: str) -> Evaluation:
     confusion = confusion_matrix(labels, logits.argmax(1), labels=range(len(names)))
-    return Evaluation(scores, names, confusion, note)
+    counts = zip(confusion.sum(1).tolist(), confusion.sum(0).tolist(), confusion.diagonal().tolist())
+    return Evaluation(scores, names, confusion, note, list(counts))
 
 
 def _several(logits: Array, labels: Array, names: list[str], thresholds: list[float] | None) -> Evaluation:
     truth, said = (labels > HALF).astype(int), chosen(logits, thresholds).astype(int)
     note = "at thresholds of its own for each class" if thresholds else f"at a threshold of {HALF}"
-    scores = multi_label_scores(logits, labels, thresholds)
-    return MultiLabelEvaluation(scores, names, truth.T @ said, note, said.sum(0), truth.sum(0))
+    scores, confusion = multi_label_scores(logits, labels, thresholds), truth.T @ said
+    counts = zip(truth.sum(0).tolist(), said.sum(0).tolist(), confusion.diagonal().tolist())
+    return Evaluation(scores, names, confusion, note, list(counts))
 
 
 def draw_confusion(evaluation: Evaluation) -> Drawing:

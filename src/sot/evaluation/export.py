@@ -145,9 +145,9 @@ def _write_torch(model: Any, inputs: dict[str, Tensor], file: Path) -> None:
 @contextmanager
 def _able(model: Any) -> Iterator[None]:
     """One sentence for a backbone of sounds that no exporter follows, or for some lengths only."""
-    kind = model.config.backbone_config.model_type
-    if kind in BOUND_TO_LENGTHS:
-        raise ValueError(f"{type(model.body).__name__} cannot be exported for clips of any length")
+    said = f"{type(model.body).__name__} cannot be exported for clips of any length"
+    if model.config.backbone_config.model_type in BOUND_TO_LENGTHS:
+        raise ValueError(said)
     try:
         yield
     except (ValueError, OSError):
@@ -155,7 +155,6 @@ def _able(model: Any) -> Iterator[None]:
     except Exception as error:  # torch has many kinds
         if model.config.modality != "audio":
             raise
-        said = f"{type(model.body).__name__} cannot be exported for clips of any length"
         raise ValueError(f"{said}: {one_line(error)}") from error
 
 

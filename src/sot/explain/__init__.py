@@ -2,16 +2,14 @@
 
 from sot.explain.branches import BOTH, CLASS, WORDS, Branches, Contributions, branch_contributions, split_logits
 from sot.explain.cam import METHODS, activation_maps
-from sot.explain.evidence import Evidence, pair_evidence
-from sot.explain.explanation import IMAGE_METHODS, explain_image, explain_item, explain_text
+from sot.explain.evidence import Evidence, Spectrum, pair_evidence, singular_spectrum
+from sot.explain.explanation import IMAGE_METHODS, MAX_PIXELS, explain_image, explain_item, explain_text, open_upload
 from sot.explain.faithfulness import delete_patches, delete_words
 from sot.explain.figure import columns_figure
-from sot.explain.reading import Reading, explaining, read_image, read_text
+from sot.explain.reading import TokenReading, explaining, read_image, read_text
 from sot.explain.relevance import relevance_maps, token_relevance
 from sot.explain.result import Column, Explanation, ImageExplanation, TextExplanation
 from sot.explain.sounds import SOUND_METHODS, SoundExplanation, explain_sound
-from sot.explain.spectrum import Spectrum, singular_spectrum
-from sot.explain.uploads import MAX_PIXELS, open_upload
 from sot.explain.words import TEXT_METHODS, Words, split_words, token_influence, word_influence
 
 __all__ = [
@@ -29,10 +27,10 @@ __all__ = [
     "Evidence",
     "Explanation",
     "ImageExplanation",
-    "Reading",
     "SoundExplanation",
     "Spectrum",
     "TextExplanation",
+    "TokenReading",
     "Words",
     "activation_maps",
     "branch_contributions",

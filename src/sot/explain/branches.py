@@ -36,10 +36,6 @@ class Branches:
     word_bias: Tensor
     logits: Tensor
 
-    def has(self, part: str) -> bool:
-        """Whether the head has this branch."""
-        return {CLASS: self.class_part, WORDS: self.word_part}.get(part, self.logits) is not None
-
     def of(self, part: str) -> Tensor:
         """What a part adds to the logits, or for both the logits themselves."""
         chosen = {CLASS: self.class_part, WORDS: self.word_part}.get(part, self.logits)
@@ -87,16 +83,11 @@ def split_logits(head: SecondOrderHead, tokens: Tokens) -> Branches:
         split_head(each, own) for each, own in zip(heads_of(head), (tokens, *tokens.branches), strict=True)
     )
     for other in others:
-        first.class_part = _add(first.class_part, other.class_part)
-        first.word_part = _add(first.word_part, other.word_part)
-        first.class_bias = first.class_bias + other.class_bias
-        first.word_bias = first.word_bias + other.word_bias
-        first.logits = first.logits + other.logits
+        for name, value in vars(other).items():  # of a head with one branch the other is None
+            if value is not None:
+                own = getattr(first, name)
+                setattr(first, name, value if own is None else own + value)
     return first
-
-
-def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return one if other is None else other if one is None else one + other
 
 
 def split_head(head: SecondOrderHead, tokens: Tokens) -> Branches:

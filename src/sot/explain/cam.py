@@ -80,8 +80,8 @@ def first_sequence(args: Any, kwargs: Any) -> int | str | None:
     return next((name for name, value in named if isinstance(value, Tensor) and value.ndim == 3), None)
 
 
-def last_attention(model: SoTForImageClassification, pixels: Tensor) -> nn.Module | None:
-    """The module through which the class token reads the words for the last time; None if the head does not read it.
+def last_attention(model: SoTForImageClassification, pixels: Tensor) -> nn.Module:
+    """The module through which the class token, which the head reads, reads the words for the last time.
 
     What the words become afterwards has no part in what the class token says: a map of it would be blank.
     """
@@ -98,9 +98,7 @@ def last_attention(model: SoTForImageClassification, pixels: Tensor) -> nn.Modul
     finally:
         for hook in hooks:
             hook.remove()
-    class_part = split_logits(model.classifier, reading.tokens).class_part
-    if class_part is None:
-        return None
+    class_part = split_logits(model.classifier, reading.tokens).of(CLASS)
     count = reading.tokens.word_tokens.shape[1]
     calls = [(m, x) for m, x in calls if x.shape[1] in (count, count + reading.num_prefix) and x.requires_grad]
     slopes = torch.autograd.grad(class_part.square().sum(), [x for _, x in calls], allow_unused=True)
@@ -166,9 +164,11 @@ def activation_maps(
     with explaining(model):
         tokens = read_image(model, pixels).tokens
         grid, branches = word_grid(tokens.grid), split_head(model.classifier, tokens)
-        attention = last_attention(model, pixels)
-        places = {CLASS: attention, WORDS: None}
-        found = {part: place for part, place in places.items() if branches.has(part)}
+        found: dict[str, nn.Module | None] = {}
+        if branches.class_part is not None:
+            found[CLASS] = last_attention(model, pixels)
+        if branches.word_part is not None:
+            found[WORDS] = None  # as the head pools them
         maps = {part: _map(kind, _Passage(model, part, place, grid), pixels, target) for part, place in found.items()}
         slopes = torch.autograd.grad(branches.logits[0, target], [branches.of(part) for part in found])
     both: NDArray[np.float32] = np.add.reduce([maps[p] * np.float32(s[0, target]) for p, s in zip(found, slopes)])

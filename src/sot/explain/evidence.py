@@ -1,8 +1,8 @@
-"""Which words, and which pairs of words, carry the evidence of second-order pooling: docs/explain.md derives it.
+"""Which words, and which pairs of them, carry the evidence of second-order pooling, and its singular values.
 
 The words enter the pooled matrix one by one, `Q = Σᵢ Cᵢ` with `Cᵢ = xᵢyᵢᵀ/q`; without normalisation they would add up
 to the logit one by one, too. The normalisation makes them depend on each other. All of ours that keep a size, `f(tQ) =
-t^α f(Q)`, have by Euler's theorem an exact decomposition of the words' part f of the logit:
+t^α f(Q)`, have by Euler's theorem an exact decomposition of the words' part f of the logit (see docs/explain.md):
 
     eᵢ = Df[Cᵢ] / α,   Σᵢ eᵢ = f,   and for α < 1   Eᵢⱼ = D²f[Cᵢ, Cⱼ] / (α (α-1)),   Σⱼ Eᵢⱼ = eᵢ.
 """
@@ -58,6 +58,14 @@ class Evidence:
         values = 2 * self.pairs[rows, columns]  # both orders of the pair
         chosen = np.argsort(-np.abs(values), kind="stable")[:count]
         return [(int(rows[k]), int(columns[k]), float(values[k])) for k in chosen if values[k] != 0]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values `(heads, values)` of each head, largest first."""
+
+    before: Array
+    after: Array
 
 
 def degree_of(head: SecondOrderHead) -> float:
@@ -185,3 +193,16 @@ def _second_order_evidence(
             rows.append((slopes(pooled + change)[1] - slopes(pooled - change)[1]) / (2 * STEP))
         second = torch.cat(rows) / (degree * (degree - 1))
     return value[0], single, (second + second.mT) / 2
+
+
+@torch.no_grad()
+def singular_spectrum(head: SecondOrderHead, tokens: Tokens) -> Spectrum:
+    """The spectrum of each head's (cross-)covariance of one sample, and what the normalisation makes of it."""
+    pool: Any = head.pool
+    if not isinstance(pool, CrossCovariancePool | CovariancePool):
+        raise ValueError(f"a spectrum needs second-order pooling (mgcrp or gcp), the head has {head.config.pool}")
+    words, mask, _ = pooled_tokens(head, tokens)
+    left, right = factors(pool, words, mask)
+    pooled = torch.einsum("jhm,jhn->hmn", left, right)
+    normalized = exact_norm(pool.norm)(pooled.unsqueeze(0))[0]
+    return Spectrum(*(torch.linalg.svdvals(matrix).cpu().numpy() for matrix in (pooled, normalized)))

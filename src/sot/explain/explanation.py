@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from sot.data.pictures import open_picture
 from sot.evaluation.predict import check_unicode, probabilities
 from sot.explain.branches import BOTH, CLASS, WORDS, branch_contributions, name_of, split_logits
 from sot.explain.cam import METHODS, activation_maps
-from sot.explain.evidence import Evidence, pair_evidence
-from sot.explain.reading import Reading, check_model, explaining, read_image, read_text
+from sot.explain.evidence import Evidence, pair_evidence, singular_spectrum
+from sot.explain.reading import TokenReading, check_model, explaining, read_image, read_text
 from sot.explain.relevance import global_attentions, relevance_maps
 from sot.explain.result import Column, ImageExplanation, TextExplanation
-from sot.explain.spectrum import singular_spectrum
 from sot.explain.words import TEXT_METHODS, Words, split_words, word_influence
 from sot.models.from_transformers import check_pairs
 from sot.models.modeling import SoTForImageClassification, SoTForSequenceClassification, labels_of
 from sot.saved import class_index
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 IMAGE_METHODS = (*METHODS, "relevance")
+MAX_PIXELS = 50_000_000  # of a stranger's image: 150 MB decoded
 Opened = tuple[Any, Any]  # a model and its processor
 
 
 def common_parts(
-    model: Any, reading: Reading, target: str | int | None, truth: str | int | None, top: int
+    model: Any, reading: TokenReading, target: str | int | None, truth: str | int | None, top: int
 ) -> dict[str, Any]:
     """The part of an explanation that only the head is asked for."""
     labels, head, tokens = labels_of(model), model.classifier, reading.tokens
@@ -56,7 +57,7 @@ def common_parts(
     }
 
 
-def branch_columns(model: Any, reading: Reading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
+def branch_columns(model: Any, reading: TokenReading, maps: dict[str, NDArray[Any]], truth: str | None) -> list[Column]:
     """A column for each map, with what its part of the head predicts."""
     labels, branches = labels_of(model), split_logits(model.classifier, reading.tokens)
     columns = []
@@ -81,13 +82,17 @@ def _arrange(columns: list[Column], given: dict[str, Column]) -> list[Column]:
     """The columns of one model, with those of other models in their place."""
     if not given:
         return columns
-    own = {column.name: column for column in columns if column.name in (CLASS, WORDS)} if len(columns) == 3 else {}
-    both = columns[-1]
-    both.name = BOTH
-    return [*({**own, **given}[name] for name in (CLASS, WORDS) if name in own or name in given), both]
+    own = {column.name: column for column in columns[:-1]}
+    beside = {**own, **given}
+    return [*(beside[name] for name in (CLASS, WORDS) if name in beside), replace(columns[-1], name=BOTH)]
 
 
 # --- pictures ----------------------------------------------------------------------------------------------
+
+
+def open_upload(source: Path | BinaryIO) -> Image.Image:
+    """Open a stranger's image as training reads it; ValueError says what is wrong, its size before decoding."""
+    return open_picture(source, MAX_PIXELS)
 
 
 def explain_image(
@@ -131,7 +136,7 @@ def explain_image(
         with explaining(other):
             there = _pixels(prepare, image)
             found, _ = _image_columns(other, there, read_image(other, there), method, common)
-        given[name] = Column(name, found[-1].values, found[-1].predicted, found[-1].correct)
+        given[name] = replace(found[-1], name=name)
     common["notes"] += [note] if note else []
     picture, grid = _as_seen(processor, pixels), reading.tokens.grid or (1, 1)
     return ImageExplanation(columns=_arrange(columns, given), method=method, picture=picture, grid=grid, **common)
@@ -144,7 +149,7 @@ def check_method(method: str | None, accepted: tuple[str, ...], what: str) -> No
 
 
 def _image_columns(
-    model: Any, pixels: Tensor, reading: Reading, method: str, common: dict[str, Any]
+    model: Any, pixels: Tensor, reading: TokenReading, method: str, common: dict[str, Any]
 ) -> tuple[list[Column], str]:
     target = common["labels"].index(common["target"])
     if method == "relevance":
@@ -196,8 +201,7 @@ def explain_text(
     with explaining(model):
         reading = read_text(model, words.encoded, attentions=method == "relevance")
         common = common_parts(model, reading, target, truth, top)
-        index = common["labels"].index(common["target"])
-        columns = branch_columns(model, reading, word_influence(model, reading, words, index, method), common["truth"])
+        columns = _text_columns(model, reading, words, method, common)
     given = {}
     for name, (other, tokenize) in others.items():
         with explaining(other):
@@ -205,13 +209,15 @@ def explain_text(
             if there.spans != words.spans:
                 raise ValueError(f"the model for the {name} divides the text into other words")
             reading = read_text(other, there.encoded, attentions=method == "relevance")
-            found = branch_columns(
-                other, reading, word_influence(other, reading, there, index, method), common["truth"]
-            )[-1]
-        given[name] = Column(name, found.values, found.predicted, found.correct)
+            given[name] = replace(_text_columns(other, reading, there, method, common)[-1], name=name)
     common["evidence"] = _of_words(common["evidence"], words)
     common["notes"] += [words.cut] if words.cut else []
     return TextExplanation(columns=_arrange(columns, given), method=method, words=words, **common)
+
+
+def _text_columns(model: Any, reading: TokenReading, words: Words, method: str, common: dict[str, Any]) -> list[Column]:
+    target = common["labels"].index(common["target"])
+    return branch_columns(model, reading, word_influence(model, reading, words, target, method), common["truth"])
 
 
 def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
@@ -219,8 +225,7 @@ def _of_words(evidence: Evidence | None, words: Words) -> Evidence | None:
     if evidence is None:
         return None
     pairs = None if evidence.pairs is None else words.merge_pairs(evidence.pairs)
-    merged = words.merge(evidence.words)
-    return Evidence(merged, pairs, evidence.class_token, evidence.degree, evidence.residual)
+    return replace(evidence, words=words.merge(evidence.words), pairs=pairs)
 
 
 def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> Any:

@@ -17,19 +17,16 @@ AT_A_TIME = 64
 
 
 @torch.no_grad()
-def delete_patches(
-    model: Any, pixels: Tensor, importance: NDArray[Any], target: int, baseline: Tensor | None = None
-) -> NDArray[np.float64]:
+def delete_patches(model: Any, pixels: Tensor, importance: NDArray[Any], target: int) -> NDArray[np.float64]:
     """Probability of class `target` with the 0, 1, 2, … most important patches of one picture deleted.
 
-    A patch is a cell of the map `importance (rows, columns)`; deleted, it has the mean colour of the picture, or is
-    that of `baseline`, of the shape of the picture.
+    A patch is a cell of the map `importance (rows, columns)`; deleted, it has the mean colour of the picture.
     """
     rank = _ranks(importance.reshape(-1)).reshape(importance.shape)
     size = pixels.shape[-2:]
     cells = F.interpolate(torch.from_numpy(rank).float()[None, None], size=size, mode="nearest")[0, 0].to(pixels.device)
     deleted = torch.arange(rank.size + 1, device=pixels.device)[:, None, None] > cells  # (steps, height, width)
-    blank = pixels.mean((-2, -1), keepdim=True) if baseline is None else baseline.view_as(pixels)
+    blank = pixels.mean((-2, -1), keepdim=True)
     return _scores(model, lambda piece: {"pixel_values": torch.where(piece[:, None], blank, pixels)}, deleted, target)
 
 

@@ -108,14 +108,16 @@ def draw_links(axes: Any, explanation: ImageExplanation) -> None:
         return _title(axes, "words carry their evidence one by one" if explanation.evidence else "no evidence of pairs")
     height, width = explanation.picture.shape[:2]
     rows, columns = explanation.grid
-    most = max(abs(value) for *_, value in pairs)
-    for first, second, value in reversed(pairs):
-        places = [
-            ((k % columns + 0.5) * width / columns, (k // columns + 0.5) * height / rows) for k in (first, second)
-        ]
-        shade, line = FOR if value > 0 else AGAINST, 0.6 + 3 * abs(value) / most
+    for pair, shade, line in _strokes(pairs):
+        places = [((k % columns + 0.5) * width / columns, (k // columns + 0.5) * height / rows) for k in pair]
         axes.plot(*zip(*places), "-o", color=shade, linewidth=line, markersize=4, alpha=0.85)
     _title(axes, f"pairs of words: evidence for {clean(explanation.target, 20)}")
+
+
+def _strokes(pairs: Sequence[tuple[int, int, float]]) -> list[tuple[list[int], str, float]]:
+    """Pairs of words with the colour and width of their lines, the strongest last, above the others."""
+    most = max((abs(value) for *_, value in pairs), default=1.0)
+    return [(pair, FOR if value > 0 else AGAINST, 0.6 + 3 * abs(value) / most) for *pair, value in reversed(pairs)]
 
 
 def _pairs_key(axes: Any, where: str = "upper center", anchor: tuple[float, float] = (0.5, 0)) -> None:
@@ -237,15 +239,7 @@ def _draw_arcs(axes: Any, explanation: TextExplanation, places: Any, lines: int)
     if pairs:
         _pairs_key(axes, "lower right", (1, 1))
     names = explanation.words.names
-    most = max((abs(value) for *_, value in pairs), default=1.0)
-    for first, second, value in reversed(pairs):
-        ends = [(places[k][1] + len(names[k]) / 2, places[k][0] + 0.15) for k in (first, second)]
-        shade, line = FOR if value > 0 else AGAINST, 0.6 + 3 * abs(value) / most
-        bend: dict[str, Any] = {
-            "connectionstyle": "arc3,rad=-0.3",
-            "arrowstyle": "-",
-            "color": shade,
-            "linewidth": line,
-            "alpha": 0.8,
-        }
-        axes.add_patch(FancyArrowPatch(*sorted(ends), clip_on=False, **bend))
+    for pair, shade, line in _strokes(pairs):
+        left, right = sorted((places[k][1] + len(names[k]) / 2, places[k][0] + 0.15) for k in pair)
+        bend: dict[str, Any] = {"arrowstyle": "-", "connectionstyle": "arc3,rad=-0.3", "clip_on": False}
+        axes.add_patch(FancyArrowPatch(left, right, color=shade, linewidth=line, alpha=0.8, **bend))

@@ -18,7 +18,7 @@ _ONE_AT_A_TIME = threading.RLock()  # hooks and switches below belong to the mod
 
 
 @dataclass
-class Reading:
+class TokenReading:
     """Tokens of one input as the head reads them, and how they came about."""
 
     tokens: Tokens
@@ -55,7 +55,7 @@ def explaining(model: nn.Module) -> Iterator[None]:
                 module.training = mode
 
 
-def read_image(model: SoTForImageClassification, pixels: Tensor, attentions: bool = False) -> Reading:
+def read_image(model: SoTForImageClassification, pixels: Tensor, attentions: bool = False) -> TokenReading:
     """The tokens of images `(batch, channels, height, width)`, in the type of the head."""
     assert model.layout is not None
     pixels = pixels.to(model.device).detach().clone().requires_grad_()
@@ -65,10 +65,12 @@ def read_image(model: SoTForImageClassification, pixels: Tensor, attentions: boo
         tokens = model.tokens(pixels, output_attentions=True if attentions and not of_timm else None)
     found = maps if of_timm else list(getattr(tokens.outputs, "attentions", None) or [])
     prefix = model.layout.num_prefix_tokens
-    return Reading(_as_head(model, tokens), prefix, 0 if model.layout.has_class_token else None, found, pixels)
+    return TokenReading(_as_head(model, tokens), prefix, 0 if model.layout.has_class_token else None, found, pixels)
 
 
-def read_text(model: SoTForSequenceClassification, encoded: Mapping[str, Tensor], attentions: bool = False) -> Reading:
+def read_text(
+    model: SoTForSequenceClassification, encoded: Mapping[str, Tensor], attentions: bool = False
+) -> TokenReading:
     """The tokens of one text, whose embeddings are leaves of the graph."""
     embeddings: list[Tensor] = []
 
@@ -85,7 +87,7 @@ def read_text(model: SoTForSequenceClassification, encoded: Mapping[str, Tensor]
         handle.remove()
     index = tokens.word_tokens.shape[1] - 1 if model.config.class_position == "last" else 0
     found = list(getattr(tokens.outputs, "attentions", None) or [])
-    return Reading(_as_head(model, tokens), 0, index, found, embeddings[0])
+    return TokenReading(_as_head(model, tokens), 0, index, found, embeddings[0])
 
 
 def _as_head(model: Any, tokens: Tokens) -> Tokens:

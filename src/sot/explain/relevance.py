@@ -10,11 +10,11 @@ from torch import Tensor
 from sot.core.head import SecondOrderHead
 from sot.explain.branches import parts_of, split_logits
 from sot.explain.cam import METHODS, word_grid
-from sot.explain.reading import Reading, explaining, read_image
+from sot.explain.reading import TokenReading, explaining, read_image
 from sot.models.modeling import SoTForImageClassification
 
 
-def global_attentions(reading: Reading) -> list[Tensor]:
+def global_attentions(reading: TokenReading) -> list[Tensor]:
     """The last layers in which every token attends to every other; empty if attention is elsewhere only in windows."""
     words = reading.tokens.word_tokens
     batch, count = words.shape[0], words.shape[1] + reading.num_prefix
@@ -28,7 +28,7 @@ def global_attentions(reading: Reading) -> list[Tensor]:
     return found
 
 
-def token_relevance(head: SecondOrderHead, reading: Reading, part: str, target: int) -> Tensor:
+def token_relevance(head: SecondOrderHead, reading: TokenReading, part: str, target: int) -> Tensor:
     """Relevance `(tokens,)` of each token before the first global layer for class `target` through a part of the head.
 
     R starts as the identity and gains `mean over heads of (A ∘ ∂logit/∂A)⁺ R` in each layer. Chefer et al. read the row

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sot.explain.branches import Contributions
-from sot.explain.evidence import Evidence
-from sot.explain.spectrum import Spectrum
+from sot.explain.evidence import Evidence, Spectrum
 from sot.explain.words import Words
 from sot.files import as_png
 
@@ -41,7 +40,7 @@ class Column:
         return positive / max(float(positive.max()), np.finfo(np.float64).tiny)
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class Explanation:
     """What explanations of images, texts and sounds share."""
 
@@ -98,13 +97,12 @@ class Explanation:
         return "\n".join([*lines, *(shortened(note, 200) for note in self.notes[:5])])
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class ImageExplanation(Explanation):
     """An image explained; maps and evidence follow the model's grid of words."""
 
-    # as the model sees it
-    picture: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((1, 1, 3), dtype=np.uint8))
-    grid: tuple[int, int] = (1, 1)
+    picture: NDArray[np.uint8]  # as the model sees it
+    grid: tuple[int, int]
 
     def figure(self) -> Figure:
         from sot.explain.figure import image_figure
@@ -112,11 +110,11 @@ class ImageExplanation(Explanation):
         return image_figure(self)
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class TextExplanation(Explanation):
     """A text explained; columns and evidence have one value for each of `words`, pieces summed."""
 
-    words: Words = field(default_factory=lambda: Words([], [], [], [], {}, ""))
+    words: Words
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {**super().arrays(), "words": np.array(self.words.names)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from sot.data.sounds import Samples, Waveform, as_sound
 from sot.explain.branches import parts_of, split_logits
 from sot.explain.explanation import branch_columns, check_method, common_parts
 from sot.explain.figure import AGAINST, FOR, draw_contributions, draw_spectrum, mark
-from sot.explain.reading import Reading, check_model, explaining
+from sot.explain.reading import TokenReading, check_model, explaining
 from sot.explain.result import Explanation
 from sot.figures import SMALL, WIDTH, Drawing, clean
 from sot.models.audio import AST, word_seconds
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 SOUND_METHODS = ("evidence", "gradient")
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class SoundExplanation(Explanation):
     """The moments of a sound: the values of its column are what each contributes, `edges` when they begin and end."""
 
-    samples: Samples = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
-    rate: int = 0
-    edges: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # seconds, one more than moments
+    samples: Samples
+    rate: int
+    edges: NDArray[np.float64]  # seconds, one more than moments
 
     def spans(self, count: int = 20) -> list[tuple[float, float, float]]:
         """Begin, end and contribution of `count` parts of equal length, moments summed."""
@@ -86,7 +86,7 @@ def explain_sound(
     }
     with explaining(model):
         tokens = _of_clip(model.tokens(**inputs).to(next(model.classifier.parameters()).dtype))
-        read = Reading(tokens, 0, None, [], tokens.word_tokens)
+        read = TokenReading(tokens, 0, None, [], tokens.word_tokens)
         common = common_parts(model, read, target, truth, top)
         if method == "evidence" and common["evidence"] is None:
             raise ValueError(f"{common['notes'][-1]}; accepted method: gradient")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sot.explain.branches import parts_of, split_logits
-from sot.explain.reading import Reading
+from sot.explain.reading import TokenReading
 from sot.explain.relevance import global_attentions, token_relevance
 from sot.models.from_transformers import position_limit
 from sot.models.modeling import SoTForSequenceClassification
@@ -99,7 +99,7 @@ def _cut(texts: list[str], spans: list[tuple[int, int, int]], limit: int) -> str
 
 
 def token_influence(
-    model: SoTForSequenceClassification, reading: Reading, part: str, target: int, method: str
+    model: SoTForSequenceClassification, reading: TokenReading, part: str, target: int, method: str
 ) -> NDArray[np.float64]:
     """Influence `(tokens,)` of every token of a text on the logit of class `target` through a part of the head.
 
@@ -122,7 +122,7 @@ def token_influence(
 
 
 def word_influence(
-    model: SoTForSequenceClassification, reading: Reading, words: Words, target: int, method: str
+    model: SoTForSequenceClassification, reading: TokenReading, words: Words, target: int, method: str
 ) -> dict[str, NDArray[np.float64]]:
     """Influence of every word by part of the head, pieces summed."""
     parts = parts_of(model.classifier)

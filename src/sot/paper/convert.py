@@ -10,10 +10,11 @@ from pathlib import Path
 
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from sot.core.head import HeadConfig
+from sot.files import write_atomically
 from sot.models.vision import SecondOrderTransformer, sinusoid_positions
 
 # Theirs, ours: the first pattern that matches renames the whole key.
@@ -107,13 +108,10 @@ def infer_model(state: Mapping[str, Tensor], fusion: str = "sum") -> tuple[str, 
         raise ValueError(f"no SoT model has width×depth {width}×{depth}; accepted: {accepted}")
     head = _infer_head(state, fusion)
     linear = "head.class_linear.weight" if head.fusion == "class" else "head.word_linear.weight"
-    arguments = {"embed": _infer_embedding(state), "head": head.to_dict(), "num_classes": state[linear].shape[0]}
-    return ARCHITECTURES[width, depth], arguments
-
-
-def _infer_embedding(state: Mapping[str, Tensor]) -> str:
     marks = {"densenet": "denselayer", "inception": "branch0", "nonlocal": "theta", "resnet": "bn3"}
-    return next((kind for kind, mark in marks.items() if any(mark in key for key in state)), "naive")
+    embed = next((kind for kind, mark in marks.items() if any(mark in key for key in state)), "naive")
+    arguments = {"embed": embed, "head": head.to_dict(), "num_classes": state[linear].shape[0]}
+    return ARCHITECTURES[width, depth], arguments
 
 
 def _infer_head(state: Mapping[str, Tensor], fusion: str) -> HeadConfig:
@@ -175,6 +173,4 @@ def write_weights(model: SecondOrderTransformer, path: Path) -> None:
     """The weights as safetensors, with what `timm.create_model` needs as metadata; all of the file or none of it."""
     arguments = {"head": model.head_config.to_dict(), "embed": model.patch_embed.kind, "num_classes": model.num_classes}
     metadata = {"architecture": model.default_cfg["architecture"], "arguments": json.dumps(arguments), "format": "pt"}
-    partial = path.with_name(path.name + ".partial")
-    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, partial, metadata)
-    partial.replace(path)
+    write_atomically(path, save({key: value.contiguous() for key, value in model.state_dict().items()}, metadata))

@@ -10,10 +10,11 @@ from typing import Any
 import timm
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 from torch import nn
 
 from sot.core.head import HeadConfig
+from sot.files import rich_table
 from sot.models.complexity import measure_complexity
 from sot.models.equip import equip
 from sot.paper.comparison import ComparedModel, Comparison, load_comparisons
@@ -44,17 +45,15 @@ class Measured:
         if deviations is None:
             return False
         params, macs = (abs(deviation) for deviation in deviations)
-        return params <= max(PARAMS_TOLERANCE, ROUNDING / self.row.params) and macs <= max(
-            MACS_TOLERANCE, ROUNDING / self.row.macs
-        )
+        few = params <= max(PARAMS_TOLERANCE, ROUNDING / self.row.params)
+        return few and macs <= max(MACS_TOLERANCE, ROUNDING / self.row.macs)
 
     @property
     def note(self) -> str:
         """Why there are no counts, or why they are not the paper's."""
-        deviations = self.deviations()
-        if deviations is None:
+        if self.reason or self.is_close():
             return self.reason
-        return "" if self.is_close() else self.row.why or "not the paper's figures"
+        return self.row.why or "not the paper's figures"
 
     def to_dict(self) -> dict[str, Any]:
         """A flat record; accuracies of ours are None until somebody trains the model."""
@@ -77,8 +76,7 @@ class Measured:
     def cells(self) -> list[str]:
         """Words for the columns of `comparison_table`."""
         row, deviations = self.row, self.deviations()
-        ours = [NOTHING, NOTHING]
-        change = [NOTHING, NOTHING]
+        ours = change = [NOTHING, NOTHING]
         if self.params is not None and self.macs is not None and deviations is not None:
             ours = [f"{self.params / 1e6:.2f}", f"{self.macs / 1e9:.2f}"]
             change = [f"{100 * deviation:+.1f}" for deviation in deviations]
@@ -131,11 +129,8 @@ def comparison_table(comparison: Comparison, measured: Iterable[Measured]) -> Ta
     )
     notes = [f"{row.row.name}: {row.note}." for row in measured if row.note]
     title = f"Table {comparison.name}: {comparison.title}"
-    table = Table(title=title, caption="\n".join([caption, *notes]), caption_justify="left", box=SIMPLE_HEAD)
-    table.padding, table.show_edge = (0, 0), False  # fits 80 columns
-    table.add_column("model", no_wrap=True)
-    for column in ("params M", "paper", "%", "MACs G", "paper", "%", "ImageNet", "ImageNet-A"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in measured:
-        table.add_row(*row.cells())
-    return table
+    numbers = ("params M", "paper", "%", "MACs G", "paper", "%", "ImageNet", "ImageNet-A")
+    columns = [Column("model", no_wrap=True), *(Column(name, justify="right", no_wrap=True) for name in numbers)]
+    narrow: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": 0, "show_edge": False}  # fits 80 columns
+    about = {"title": title, "caption": "\n".join([caption, *notes]), "caption_justify": "left"}
+    return rich_table(columns, (), (row.cells() for row in measured), **about, **narrow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,33 +91,23 @@ def subject(units: Sequence[Unit], data: str | None) -> str:
     return f"{Path(data or '').name}, {count:,} images"
 
 
-def _filled(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> TableOfPaper:
-    """The table without columns in which neither we nor the paper have a number, and without tasks not asked for."""
-
-    def has(column: str, row: TableRow, cells: Cells) -> bool:
-        asked = not row.tasks or column in row.tasks
-        return asked and bool(cells[column].ours or cells[column].paper)
-
-    return replace(table, columns={c: h for c, h in table.columns.items() if any(has(c, *each) for each in rows)})
-
-
-def _header(table: TableOfPaper) -> list[str]:
-    header = ["row"]
+def _table_lines(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> list[list[str]]:
+    """A header and a line for each row, without columns that nobody has a number in and tasks not asked for."""
+    header, lines, first = ["row"], [[row.name] for row, _ in rows], rows[0][1]
     for column, heading in table.columns.items():
-        header += [heading, *(["gain"] if has_gain(column) else []), "paper", *(["gain"] if has_gain(column) else [])]
-    return header
-
-
-def _line(table: TableOfPaper, row: TableRow, cells: Cells, first: Cells) -> list[str]:
-    line = [row.name]
-    for column in table.columns:
-        cell, base = cells[column], Cell([], None) if cells is first else first[column]
-        line.append(cell.show(0 if column == "speed" else 2))
-        if has_gain(column):
-            line += [_gain(cell.mean(), base.mean()), cell.show_paper(), _gain(cell.paper, base.paper)]
-        else:
-            line.append(cell.show_paper())
-    return line
+        asked = [cells[column] for row, cells in rows if not row.tasks or column in row.tasks]
+        if not any(cell.ours or cell.paper for cell in asked):
+            continue
+        gain = ["gain"] if has_gain(column) else []
+        header += [heading, *gain, "paper", *gain]
+        for line, (_, cells) in zip(lines, rows):
+            cell, base = cells[column], Cell([], None) if cells is first else first[column]
+            ours, theirs = [cell.show(0 if column == "speed" else 2)], [cell.show_paper()]
+            if gain:
+                ours.append(_gain(cell.mean(), base.mean()))
+                theirs.append(_gain(cell.paper, base.paper))
+            line += ours + theirs
+    return [header, *lines]
 
 
 def _gain(value: float | None, base: float | None) -> str:
@@ -133,20 +123,16 @@ def _caption(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> str
 
 def side_by_side_table(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> Table:
     """For a terminal."""
-    table = _filled(table, rows)
-    header = _header(table)
-    lines = (_line(table, row, cells, rows[0][1]) for row, cells in rows)
+    header, *lines = _table_lines(table, rows)
     title = f"Table {table.name}: {table.title}"
     return rich_table(header[:1], header[1:], lines, title=title, caption=_caption(table, rows))
 
 
 def side_by_side_markdown(table: TableOfPaper, rows: Sequence[tuple[TableRow, Cells]]) -> str:
     """For a document."""
-    table = _filled(table, rows)
-    header = _header(table)
-    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
-    lines += [_line(table, row, cells, rows[0][1]) for row, cells in rows]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    header, *lines = _table_lines(table, rows)
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    text = "\n".join(f"| {' | '.join(line)} |" for line in [header, rule, *lines])
     return f"{text}\n\n{_caption(table, rows)}\n"
 
 

@@ -11,7 +11,7 @@ import gradio as gr
 
 from sot.explain import IMAGE_METHODS, TEXT_METHODS
 from sot.ui.models import SENTENCES, Shown, example_pictures
-from sot.ui.results import PREDICTED, UNKNOWN, answer, progress, refusal
+from sot.ui.results import PREDICTED, UNKNOWN, answer, refusal, training_bar
 from sot.ui.style import GREETING, HEADLINE, SCROLL
 
 NONE = "no other model"
@@ -36,7 +36,7 @@ def _has_link(value: Any) -> bool:
 
 
 @dataclass
-class Inputs:
+class PageInputs:
     """The left side of the page."""
 
     model: Any
@@ -76,12 +76,12 @@ def _show_training(models: Mapping[str, Shown]) -> None:
     training = next((shown.awaited for shown in models.values() if shown.awaited is not None), None)
     if training is None:
         return
-    bar = gr.HTML(progress(0), elem_id="training")
+    bar = gr.HTML(training_bar(0), elem_id="training")
 
     def tell() -> Iterator[Any]:
         """The bar as it grows."""
         while not training.wait(0.3):
-            yield progress(training.share)
+            yield training_bar(training.share)
         yield gr.update(visible=False)
 
     gr.on(None, tell, None, bar, api_visibility="private", show_progress="hidden", concurrency_limit=None)
@@ -90,7 +90,7 @@ def _show_training(models: Mapping[str, Shown]) -> None:
 # --- layout ------------------------------------------------------------------------------------------------
 
 
-def _inputs(models: Mapping[str, Shown], folder: Path) -> Inputs:
+def _inputs(models: Mapping[str, Shown], folder: Path) -> PageInputs:
     first = next(iter(models.values()))
     free: dict[str, Any] = {"allow_custom_value": True}  # what is accepted changes with the model; ours to check
     model = gr.Dropdown([*models], value=first.name, label="Model", filterable=False, elem_id="model")
@@ -119,7 +119,7 @@ def _inputs(models: Mapping[str, Shown], folder: Path) -> Inputs:
         truth = gr.Dropdown([UNKNOWN, *first.labels], value=UNKNOWN, label="True class", **free)
         method = gr.Dropdown(_methods(first), value=DEFAULT, label="Method", **free)
     sides = [picture_side, text_side]
-    return Inputs(model, other, picture, text, pair, method, target, truth, button, sides, examples)
+    return PageInputs(model, other, picture, text, pair, method, target, truth, button, sides, examples)
 
 
 def _rivals(models: Mapping[str, Shown], chosen: Shown) -> list[str]:
@@ -159,7 +159,7 @@ def _examples(models: Mapping[str, Shown], first: Shown, picture: Any, text: Any
 # --- events ------------------------------------------------------------------------------------------------
 
 
-def _follow_model(models: Mapping[str, Shown], inputs: Inputs) -> None:
+def _follow_model(models: Mapping[str, Shown], inputs: PageInputs) -> None:
     """Everything that depends on the model changes with it."""
 
     def change(name: str) -> list[Any]:
@@ -179,7 +179,7 @@ def _follow_model(models: Mapping[str, Shown], inputs: Inputs) -> None:
     inputs.model.change(change, inputs.model, changed, api_visibility="private", show_progress="hidden")
 
 
-def _explain_on_demand(models: Mapping[str, Shown], inputs: Inputs, outputs: list[Any]) -> None:
+def _explain_on_demand(models: Mapping[str, Shown], inputs: PageInputs, outputs: list[Any]) -> None:
     """By the button, by an upload, by an example."""
 
     def explain(

@@ -104,7 +104,7 @@ def refusal(why: str) -> str:
     return inert(f'<p class="sot-refusal" role="alert">{escape(why[:400])}</p>')
 
 
-def progress(share: float) -> str:
+def training_bar(share: float) -> str:
     """How far the training of the small model is."""
     said = f"Training a small model on handwritten digits, once: {share:.0%}"
     return f'<p class="sot-training" role="status">{said}<progress max="1" value="{share:.3f}"></progress></p>'

@@ -73,10 +73,10 @@ class RelativePosition(nn.Module):
         return torch.cat([attention[:, :, :1].sum(-1, keepdim=True) * of_class, below], dim=2)
 
 
-def offset_index(size: int, device: torch.device, reach: int = REACH) -> Tensor:
+def offset_index(size: int, device: torch.device) -> Tensor:
     """Table entry of each pair of rows (or columns), `1 + reach + clamp(other - own)`: 0 is for the class token."""
     position = torch.arange(size, device=device)
-    return (position - position[:, None]).clamp(-reach, reach) + reach + 1
+    return (position - position[:, None]).clamp(-REACH, REACH) + REACH + 1
 
 
 class SearchedAttention(Attention):

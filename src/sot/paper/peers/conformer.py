@@ -5,18 +5,18 @@ Both branches classify: their logits are added. Parameter names and shapes are t
 
 # Annotations stay objects here: torch.fx writes them into the code it makes.
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from timm.layers import LayerNorm, calculate_drop_path_rates, global_pool_nlc, trunc_normal_
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
+from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from sot.models.embedding.token_embed import TokenEmbed
-from sot.models.variants import image_cfg
+from sot.models.variants import image_cfg, register_variants
 from sot.paper.peers.coupling import Bottleneck, CoupledBlock
+from sot.paper.peers.staged import StagedBackbone
 
 __all__ = ["Conformer"]
 
@@ -25,7 +25,7 @@ STAGE_ENDS = {4: 4, 8: 8, DEPTH - 1: 16, DEPTH: 32}  # layers, and the strides o
 STEM_WIDTH = 64
 
 
-class Conformer(nn.Module):
+class Conformer(StagedBackbone):
     """Conformer: twelve layers of two branches, for images whose sides are multiples of 16.
 
     `forward_features` returns the tokens of the transformer, class token first, and the map of the convolutions;
@@ -36,6 +36,9 @@ class Conformer(nn.Module):
         channel_ratio: How wide the convolution branch is: 64, 128 and 256 times this.
         global_pool: Of the tokens: 'token' (the class token), 'avg' and timm's other poolings of the words.
     """
+
+    NORM = "trans_norm"
+    CLASSIFIERS: ClassVar[dict[str, str]] = {"trans_cls_head": "embed_dim", "conv_cls_head": "map_dim"}
 
     def __init__(
         self,
@@ -116,32 +119,14 @@ class Conformer(nn.Module):
             elif isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def no_weight_decay(self) -> set[str]:
-        """As the authors."""
-        return {"cls_token"}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layers for layer-wise rates."""
         first = r"^conv1|^bn1|^conv_1|^trans_1|^trans_patch_conv|^cls_token"
         return {"stem": first, "blocks": [(r"^conv_trans_(\d+)", None), (r"^trans_norm", (99999,))]}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute layers again in the backward pass instead of keeping what they computed."""
-        for module in self.modules():
-            if isinstance(module, CoupledBlock):
-                module.grad_checkpointing = enable
-
     def get_classifier(self) -> tuple[nn.Module, nn.Module]:
         """The linear layers of the tokens and of the map."""
         return self.trans_cls_head, self.conv_cls_head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """New linear layers, and another pooling of the tokens if one is named."""
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
-        for name, width in (("trans_cls_head", self.embed_dim), ("conv_cls_head", self.map_dim)):
-            head = nn.Linear(width, num_classes) if num_classes > 0 else nn.Identity()
-            setattr(self, name, head.to(self.cls_token).train(self.training))
 
     def replace_embedding(self, kind: str) -> None:
         """Another network from the image to the map of both branches at stride 4: the paper's "+ours"."""
@@ -150,51 +135,21 @@ class Conformer(nn.Module):
         self.conv1 = embedding.to(place)
         self.bn1, self.act1, self.maxpool = nn.Identity(), nn.Identity(), nn.Identity()
 
-    def forward_features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Images to tokens `(batch, 1 + words, embed_dim)`, normalised, and a map `(batch, map_dim, H/32, W/32)`."""
-        tokens, maps = self._layers(x)
-        return tokens, maps[-1]
+    def stages(self, x: Tensor, norm: bool = False) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+        """Tokens `(batch, 1 + words, embed_dim)`, normalised, and the last of the maps, which no norm is for.
 
-    def _layers(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """The tokens, and the map after the last layer of each stride."""
+        The maps are those after the last layer of each stride; the last is `(batch, map_dim, H/32, W/32)`.
+        """
         base = self.maxpool(self.act1(self.bn1(self.conv1(x))))  # (batch, 64, H/4, W/4)
         x, _ = self.conv_1(base)
         words = self.trans_patch_conv(base).flatten(2).transpose(1, 2)
         tokens = self.trans_1(torch.cat([self.cls_token.expand(words.shape[0], -1, -1), words], dim=1))
         maps = []
         for layer in range(2, DEPTH + 1):
-            x, tokens = getattr(self, f"conv_trans_{layer}")(x, tokens)
+            x, tokens = self.run_block(getattr(self, f"conv_trans_{layer}"), x, tokens)
             if layer in STAGE_ENDS:
                 maps.append(x)
-        return self.trans_norm(tokens), maps
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Features, and the maps of the strides chosen by `indices`, which no norm is for."""
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be NCHW, got {output_fmt}")
-        chosen, _ = feature_take_indices(len(STAGE_ENDS), indices)
-        tokens, maps = self._layers(x)
-        intermediates = [maps[i] for i in chosen]
-        return intermediates if intermediates_only else ((tokens, maps[-1]), intermediates)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the norm or heads where features alone are wanted; all layers stay."""
-        chosen, _ = feature_take_indices(len(STAGE_ENDS), indices)
-        if prune_norm:
-            self.trans_norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return chosen
+        return (self.trans_norm(tokens), x), maps
 
     def pool(self, features: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """What the two linear layers read."""
@@ -213,17 +168,9 @@ class Conformer(nn.Module):
         tokens, pooled = self.pool(self.forward_features(x))
         return self.trans_cls_head(tokens), self.conv_cls_head(pooled)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
 
-
+VARIANTS: dict[str, dict[str, Any]] = {"conformer_ti": {}}  # 23.5 M parameters, 5.2 G multiply-adds
 default_cfgs = generate_default_cfgs(
     {"conformer_ti": image_cfg("conv1", fixed_input_size=False, classifier=("trans_cls_head", "conv_cls_head"))}
 )
-
-
-@register_model
-def conformer_ti(pretrained: bool = False, **kwargs: Any) -> Conformer:
-    """Conformer-Ti: 23.5 M parameters, 5.2 G multiply-adds."""
-    features = {"out_indices": tuple(range(len(STAGE_ENDS))), "feature_cls": "getter"}
-    return build_model_with_cfg(Conformer, "conformer_ti", pretrained, feature_cfg=features, **kwargs)
+register_variants(Conformer, VARIANTS, out_indices=tuple(range(len(STAGE_ENDS))))

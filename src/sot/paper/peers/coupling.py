@@ -7,7 +7,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from timm.layers import LayerNorm
-from timm.models import checkpoint
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -89,14 +88,8 @@ class CoupledBlock(nn.Module):
         self.squeeze_block = MapToTokens(width, dim, token_stride)
         self.expand_block = TokensToMap(dim, width)
         self.trans_block = transformer
-        self.grad_checkpointing = False
 
     def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if self.grad_checkpointing:
-            return checkpoint(self._forward, x, tokens)
-        return self._forward(x, tokens)
-
-    def _forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         x, narrow = self.cnn_block(x)
         words = self.squeeze_block(narrow)
         tokens = self.trans_block(tokens + torch.cat([tokens[:, :1], words], dim=1))

@@ -66,27 +66,13 @@ class Encodings(nn.Module):
             buckets = product_buckets(self.grid)
         self.buckets = buckets.to(self.lookup_table_weight.device)
 
-
-class ScoreEncodings(Encodings):
-    """For queries or keys: `score[i, j] = x[i] · encoding[bucket[i, j]]`."""
-
-    def __init__(self, head_dim: int, grid: tuple[int, int]) -> None:
-        super().__init__((head_dim, NUM_BUCKETS), grid)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(batch, heads, tokens, head_dim)` to `(batch, heads, tokens, tokens)`."""
+    def scores(self, x: Tensor) -> Tensor:
+        """Of queries or keys `(batch, heads, tokens, head_dim)`: `score[i, j] = x[i] · encoding[bucket[i, j]]`."""
         scores = x @ self.lookup_table_weight[0]  # (batch, heads, tokens, buckets)
         return torch.take_along_dim(scores, self.buckets[None, None], -1)
 
-
-class ValueEncodings(Encodings):
-    """For values: `out[i] = Σⱼ attention[i, j] · encoding[bucket[i, j]]`."""
-
-    def __init__(self, head_dim: int, grid: tuple[int, int]) -> None:
-        super().__init__((NUM_BUCKETS, head_dim), grid)
-
-    def forward(self, attention: Tensor) -> Tensor:
-        """`(batch, heads, tokens, tokens)` to `(batch, heads, tokens, head_dim)`."""
+    def values(self, attention: Tensor) -> Tensor:
+        """`out[i] = Σⱼ attention[i, j] · encoding[bucket[i, j]]`, as `(batch, heads, tokens, head_dim)`."""
         encodings = self.lookup_table_weight[0][self.buckets]  # (tokens, tokens, head_dim)
         return torch.einsum("bhij,ijd->bhid", attention, encodings)
 
@@ -96,9 +82,10 @@ class RelativeAttention(Attention):
 
     def encode(self, on: str, grid: tuple[int, int]) -> None:
         """Make the encodings: `on` names where, of "q", "k" and "v"."""
-        self.rpe_q = ScoreEncodings(self.head_dim, grid) if "q" in on else None
-        self.rpe_k = ScoreEncodings(self.head_dim, grid) if "k" in on else None
-        self.rpe_v = ValueEncodings(self.head_dim, grid) if "v" in on else None
+        of_scores, of_values = (self.head_dim, NUM_BUCKETS), (NUM_BUCKETS, self.head_dim)
+        self.rpe_q = Encodings(of_scores, grid) if "q" in on else None
+        self.rpe_k = Encodings(of_scores, grid) if "k" in on else None
+        self.rpe_v = Encodings(of_values, grid) if "v" in on else None
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         batch, tokens, _ = x.shape
@@ -107,14 +94,14 @@ class RelativeAttention(Attention):
         query, key = self.q_norm(query) * self.scale, self.k_norm(key)
         scores = query @ key.transpose(-2, -1)
         if self.rpe_k is not None:
-            scores = scores + self.rpe_k(query)
+            scores = scores + self.rpe_k.scores(query)
         if self.rpe_q is not None:
-            scores = scores + self.rpe_q(key * self.scale).transpose(-2, -1)
+            scores = scores + self.rpe_q.scores(key * self.scale).transpose(-2, -1)
         scores = maybe_add_mask(scores, resolve_self_attn_mask(tokens, scores, attn_mask, is_causal))
         attention = self.attn_drop(scores.softmax(-1))
         out = attention @ value
         if self.rpe_v is not None:
-            out = out + self.rpe_v(attention)
+            out = out + self.rpe_v.values(attention)
         return self.proj_drop(self.proj(out.transpose(1, 2).reshape(batch, tokens, self.attn_dim)))
 
 

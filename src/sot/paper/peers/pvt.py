@@ -4,12 +4,14 @@ Parameter names and shapes are those of the authors' checkpoints.
 """
 
 # Annotations stay objects here: torch.fx writes them into the code it makes.
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from timm.layers import (
+    DropPath,
     LayerNorm,
+    Mlp,
     PatchEmbed,
     calculate_drop_path_rates,
     global_pool_nlc,
@@ -17,20 +19,46 @@ from timm.layers import (
     to_2tuple,
 )
 from timm.models import generate_default_cfgs, named_apply
-from timm.models._features import feature_take_indices
+from timm.models.pvt_v2 import Attention
 from timm.models.vision_transformer import init_weights_vit_timm
 from torch import Tensor, nn
 
 from sot.models.embedding.token_embed import embedding_like
 from sot.models.variants import image_cfg, register_variants
-from sot.paper.peers.spatial_reduction import PyramidBlock, to_map
+from sot.paper.peers.staged import StagedBackbone
 
 __all__ = ["PyramidVisionTransformer"]
 
 STRIDES = (4, 8, 16, 32)
 
 
-class PyramidVisionTransformer(nn.Module):
+class PyramidBlock(nn.Module):
+    """Pre-norm transformer block over attention whose keys and values are of a map `reduction` times smaller."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        reduction: int,
+        mlp_ratio: float,
+        proj_drop: float,
+        attn_drop: float,
+        drop_path: float,
+    ) -> None:
+        super().__init__()
+        self.norm1 = LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, num_heads, reduction, attn_drop=attn_drop, proj_drop=proj_drop)
+        self.norm2 = LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), drop=proj_drop)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, grid: list[int]) -> Tensor:
+        """Tokens `(batch, rows · columns, dim)` of a grid of `[rows, columns]`; without reduction any tokens."""
+        x = x + self.drop_path(self.attn(self.norm1(x), grid))
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class PyramidVisionTransformer(StagedBackbone):
     """PVT: four stages at strides 4, 8, 16 and 32; a class token joins in the last.
 
     The image may have another size than `img_size` if its sides are multiples of 32: positions are interpolated.
@@ -40,6 +68,9 @@ class PyramidVisionTransformer(nn.Module):
         embed_dims: Width of the tokens in each stage; `depths`, `num_heads`, `mlp_ratios`, `reductions` likewise.
         global_pool: 'token' (the class token), 'avg' and timm's other poolings of the words, or '' for all tokens.
     """
+
+    NORM = "norm"
+    CLASSIFIERS: ClassVar[dict[str, str]] = {"head": "embed_dim"}
 
     if TYPE_CHECKING:
 
@@ -67,7 +98,7 @@ class PyramidVisionTransformer(nn.Module):
         self.global_pool = global_pool
         self.num_features = self.head_hidden_size = self.embed_dim = embed_dims[-1]
         self.num_prefix_tokens = 1
-        self.feature_info: list[dict[str, Any]] = []
+        self.feature_info = []
         height, width = to_2tuple(img_size)
         drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         channels = in_chans
@@ -99,10 +130,6 @@ class PyramidVisionTransformer(nn.Module):
         for parameter in self.parameters(recurse=False):
             nn.init.trunc_normal_(parameter, std=0.02)
 
-    def no_weight_decay(self) -> set[str]:
-        """As the authors: positions are decayed."""
-        return {"cls_token"}
-
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Layers for layer-wise rates: a stage each, or a block each."""
         blocks = r"^block(\d+)" if coarse else r"^block(\d+)\.(\d+)"
@@ -111,29 +138,16 @@ class PyramidVisionTransformer(nn.Module):
             "blocks": [(blocks, None), (r"^(?:patch_embed|pos_embed)(\d+)|^cls_token", (0,)), (r"^norm", (99999,))],
         }
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Compute blocks again in the backward pass instead of keeping what they computed."""
-        for module in self.modules():
-            if isinstance(module, PyramidBlock):
-                module.grad_checkpointing = enable
-
     def get_classifier(self) -> nn.Module:
         """The linear layer."""
         return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new linear layer, and another pooling if one is named."""
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
-        head = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
-        self.head = head.to(self.cls_token).train(self.training)
 
     def replace_embedding(self, kind: str) -> None:
         """Another embedding in the first stage: the paper's "+ours"."""
         self.register_module("patch_embed1", embedding_like(self.patch_embed1, kind))
 
-    def _stages(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Tokens of the last stage, class token first, and the maps of the four."""
+    def stages(self, x: Tensor, norm: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Tokens `(batch, 1 + words, dim)` of the last stage, class token first, normalised, and the maps of all."""
         height, width = x.shape[2], x.shape[3]
         maps: list[Tensor] = []
         for i, stride in enumerate(STRIDES, 1):
@@ -147,52 +161,22 @@ class PyramidVisionTransformer(nn.Module):
                 table = torch.cat([positions[:, :prefix], table], dim=1)
             x = getattr(self, f"pos_drop{i}")(x + table)
             for block in getattr(self, f"block{i}"):
-                x = block(x, grid)
+                x = self.run_block(block, x, grid)
             maps.append(to_map(x[:, prefix:], grid))
-        return x, maps
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images to tokens `(batch, 1 + words, dim)`, class token first, normalised."""
-        return self.norm(self._stages(x)[0])
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Tokens, and the maps of the stages chosen by `indices`; `norm` is that of the last stage alone."""
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be NCHW, got {output_fmt}")
-        chosen, _ = feature_take_indices(len(STRIDES), indices)
-        tokens, maps = self._stages(x)
-        tokens = self.norm(tokens)
+        tokens = self.norm(x)
         if norm:
-            maps[3] = to_map(tokens[:, 1:], list(maps[3].shape[2:]))
-        intermediates = [maps[i] for i in chosen]
-        return intermediates if intermediates_only else (tokens, intermediates)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop the norm or head where features alone are wanted; all stages stay."""
-        chosen, _ = feature_take_indices(len(STRIDES), indices)
-        if prune_norm:
-            self.norm = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return chosen
+            maps[-1] = to_map(tokens[:, prefix:], grid)
+        return tokens, maps
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Tokens to logits, or to what the linear layer reads."""
         x = self.head_drop(global_pool_nlc(x, self.global_pool, self.num_prefix_tokens))
         return x if pre_logits else self.head(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+
+def to_map(tokens: Tensor, grid: list[int]) -> Tensor:
+    """Tokens `(batch, rows · columns, dim)` to `(batch, dim, rows, columns)`."""
+    return tokens.reshape(tokens.shape[0], grid[0], grid[1], tokens.shape[2]).permute(0, 3, 1, 2).contiguous()
 
 
 @register_notrace_function
