@@ -20,7 +20,7 @@ from sot.training.recipe import Recipe, load_recipe
 from sot.training.search import Range, parse_search, search_space, settle, size
 from sot.training.study import Failure, Search
 from sot.training.tune import Plan, Tuner
-from sot.training.tuning_jobs import Job, text_job
+from sot.training.tuning_jobs import TuningJob, text_job
 from sot.training.tuning_report import cost_of
 
 TABLE = "sentence,label\n" + "".join(
@@ -279,7 +279,7 @@ def test_several_seeds_count_by_their_mean(tmp_path):
         seen.append((everything, trained[0].seed))
         return {"eval_accuracy": trained[0].lr + trained[0].seed}
 
-    job = Job("model", "data", "accuracy", (8, 2), train, {})
+    job = TuningJob("model", "data", "accuracy", (8, 2), train, {})
     plan = Plan(["lr=0.1,0.2"], seeds=3)
     outcome = Tuner(job, (Recipe(task="text"), None), plan).run(tmp_path / "out", report_to="none")
     assert seen[:6] == [(False, 0), (False, 1), (False, 2)] * 2 and seen[6:] == [(True, 0)]

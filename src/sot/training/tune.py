@@ -21,7 +21,7 @@ from sot.training.run_folder import full_name, open_run
 from sot.training.search import SAMPLERS, Space, Trained, search_space, settle, size
 from sot.training.train_images import world_size
 from sot.training.trials import Stopwatch, Timed, Watch, keep_numbers, score
-from sot.training.tuning_jobs import Job
+from sot.training.tuning_jobs import TuningJob
 from sot.training.tuning_report import Cost, cost_of, draw_trials, last_line
 
 RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
@@ -31,7 +31,7 @@ RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
 class Plan:
     """How to search; None leaves a choice to `tune`."""
 
-    searches: Sequence[str] = ()
+    searches: Sequence[str] | None = None
     pinned: Sequence[str] = ()  # settings of the recipe's grid that stay as they are
     sampler: str | None = None
     trials: int | None = None
@@ -57,12 +57,12 @@ class Outcome:
 class Tuner:
     """One search: its space, its sampler, and how many trials it has."""
 
-    def __init__(self, job: Job, trained: Trained, plan: Plan) -> None:
+    def __init__(self, job: TuningJob, trained: Trained, plan: Plan) -> None:
         need("optuna", "tuning", "tune")
         if world_size() > 1:
             raise SettingError("a trial is one process: start one command for each device, with the same {storage}")
         self.job, self.trained, self.plan = job, trained, plan
-        self.space, self.idle = search_space(trained, plan.searches, plan.pinned)
+        self.space, self.idle = search_space(trained, plan.searches or (), plan.pinned)
         self.metric = plan.metric or job.metric
         self.sampler, self.total = _choose(self.space, plan)
         self.prune = self.sampler != "grid" if plan.prune is None else plan.prune

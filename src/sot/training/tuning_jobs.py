@@ -24,7 +24,7 @@ class Train(Protocol):
 
 
 @dataclass(frozen=True)
-class Job:
+class TuningJob:
     """What is trained over and over."""
 
     model: str
@@ -37,7 +37,7 @@ class Job:
 
 def text_job(
     model: str, data: TextData, name: str, share: float, seed: int, source: Mapping[str, Any], **options: Any
-) -> Job:
+) -> TuningJob:
     """Fine-tuning on texts; `options` are those of `fine_tune`."""
     if data.dev is None:
         data = data.divided(Split(seed, stratified=True))
@@ -48,12 +48,12 @@ def text_job(
         chosen, given = data if everything else part, {"source": source, **options, **more}
         return fine_tune(model, chosen, name, out, *trained, **given)
 
-    return Job(model, name, data.metric, (len(part.train), len(part.dev)), train, source)
+    return TuningJob(model, name, data.metric, (len(part.train), len(part.dev)), train, source)
 
 
 def image_job(
     model: str, data: str, share: float, seed: int, columns: PictureColumns | None = None, **options: Any
-) -> Job:
+) -> TuningJob:
     """Training on images; `options` are those of `train_images`."""
     whole = load_images(data, seed, columns=columns, stratified=True)
     part = hold_out_images(whole, share, seed)
@@ -63,4 +63,4 @@ def image_job(
         return train_images(model, data, out, *trained, **given)
 
     metric, source = "macro_f1" if whole.multi_label else "accuracy", {**options, "columns": columns and str(columns)}
-    return Job(model, data, metric, (len(part.train), len(part.val)), train, source)
+    return TuningJob(model, data, metric, (len(part.train), len(part.val)), train, source)
