@@ -83,9 +83,8 @@ def measured(*without: str, **defaults: Any) -> Callable[[Callable[..., Measure]
 
     def register(function: Callable[..., Measure]) -> Callable[..., Measure]:
         def command(**given: Any) -> None:
-            untimed = {"rounds": 0} if "rounds" in without else {}
-            asked = Asked(**untimed, **{option.name: given.pop(option.name) for option in shared})
-            show(f"sot bench {function.__name__}", function(**given), asked)
+            asked: dict[str, Any] = {"rounds": 0} | {option.name: given.pop(option.name) for option in shared}
+            show(f"sot bench {function.__name__}", function(**given), Asked(**asked))
 
         command.__doc__ = function.__doc__
         app.command(function.__name__)(with_parameters(command, [*parameters_of(function), *shared]))

@@ -35,7 +35,7 @@ def with_parameters(command: Command, parameters: Sequence[inspect.Parameter]) -
 def grouped(function: Command) -> Command:
     """A command of one whose parameters may be groups: it has an option for every field of each."""
     own = parameters_of(function)
-    groups = {parameter.name: parameter.annotation for parameter in own if is_dataclass(parameter.annotation)}
+    groups: dict[str, Any] = {each.name: each.annotation for each in own if is_dataclass(each.annotation)}
 
     @wraps(function)
     def command(**given: Any) -> None:

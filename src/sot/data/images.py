@@ -100,7 +100,7 @@ def seeded(*key: int) -> Iterator[None]:
 class _Transformed:
     """Where images come from, and what becomes of each."""
 
-    def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
         self.source, self.transform, self.seed = source, transform, seed
         self.epoch = 0
 
@@ -125,7 +125,7 @@ class ImageSet(_Transformed, Dataset[dict[str, Any]]):
 
     noun = "Image"
 
-    def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
         super().__init__(source, transform, seed)
         self.bad: set[int] = set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def tones() -> list[tuple[Waveform, int]]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SoundReader:
     """How a model reads a sound: its rate, and how many seconds of it at most."""
 
     rate: int
@@ -80,11 +79,11 @@ class Reading:
         return read_sound(source, self.rate, self.seconds)
 
 
-def reading_of(model: Any, processor: Any) -> Reading:
+def reading_of(model: Any, processor: Any) -> SoundReader:
     """How a model with this feature extractor reads sounds."""
     if processor is None:
         raise ValueError("the model has no feature extractor beside it")
-    return Reading(int(processor.sampling_rate), clip_seconds(model.config, processor))
+    return SoundReader(int(processor.sampling_rate), clip_seconds(model.config, processor))
 
 
 def encode_sounds(processor: Any, sounds: list[Samples]) -> dict[str, Tensor]:
@@ -98,9 +97,6 @@ class SoundSet(ImageSet):
     """Samples of sounds to train on; one that cannot be read is named and the next one served."""
 
     noun = "Sound"
-
-    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
-        super().__init__(source, transform, seed)
 
     def load(self, position: int) -> tuple[Any, Any]:
         """Its samples and label."""

@@ -139,7 +139,7 @@ class ProbeComparison:
         write_atomically(out / "probe.png", as_png(self.figure()))
 
 
-def check_output(out: Path) -> None:
+def check_results_folder(out: Path) -> None:
     """Refuse, before the long work, a folder that its results could not be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,7 @@ from sklearn.preprocessing import normalize
 from sot.core.head import HeadConfig
 from sot.probe.features import Array, Features
 from sot.probe.fitting import Target
-from sot.probe.heads import standardising_head
-from sot.probe.representations import representations
+from sot.probe.heads import representations, standardising_head
 
 
 def plain_outputs(name: str, train: Features, rows: Array, test: Features, target: Target) -> Array:

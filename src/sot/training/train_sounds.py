@@ -10,7 +10,7 @@ from transformers import set_seed
 
 from sot.core.head import HeadConfig
 from sot.data.images import without_unreadable
-from sot.data.sound_sets import EvaluationSounds, Reading, SoundCollate, SoundSet, load_sounds, reading_of
+from sot.data.sound_sets import EvaluationSounds, SoundCollate, SoundReader, SoundSet, load_sounds, reading_of
 from sot.data.sounds import SHORTEST
 from sot.data.sources import ImageData, Subset, class_numbers, part_of
 from sot.data.tags import PictureColumns
@@ -111,7 +111,7 @@ def train_sounds(
     return job.carry_out(out, conduct, split, make)
 
 
-def _readable(sounds: ImageData, strict: bool, reading: Reading) -> tuple[ImageData, list[str]]:
+def _readable(sounds: ImageData, strict: bool, reading: SoundReader) -> tuple[ImageData, list[str]]:
     look = reading if strict else replace(reading, seconds=SHORTEST)
     parts = (without_unreadable(part, strict, look, "sounds") for part in (sounds.train, sounds.val))
     (train, bad), (val, also_bad) = parts
