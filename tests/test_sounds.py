@@ -8,7 +8,8 @@ import pytest
 import soundfile
 
 from sot.data.sound_sets import TONES, EvaluationSounds, Reading, load_sounds, tones
-from sot.data.sounds import Waveform, as_sound, read_sound, sounds_in
+from sot.data.sounds import Waveform, as_sound, read_sound
+from sot.data.spec import SOUND_SUFFIXES, files_in
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns
 from sot.errors import SoundError
@@ -116,7 +117,7 @@ def test_folders_and_tables(tmp_path):
     sounds(tmp_path, *(f"{kind}/{number}.wav" for kind in ("cat", "dog") for number in range(5)))
     found = load_sounds(str(tmp_path), Split(stratified=True))
     assert found.labels == ["cat", "dog"] and (len(found.train), len(found.val)) == (8, 2)
-    assert len(sounds_in(tmp_path)) == 10
+    assert len(files_in(tmp_path, SOUND_SUFFIXES)) == 10
     table = tmp_path / "meta" / "all.csv"
     table.parent.mkdir()
     sounds(tmp_path / "audio", "1.flac", "2.flac", "3.flac", "4.flac")

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from sot.files import rich_table, visible
+from sot.files import in_words, rich_table, visible
 
 if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
     from sot.core.head import HeadConfig
@@ -189,15 +189,9 @@ def _with_lines(items: Iterable[Any], title: str, total: float | None) -> Iterat
         yield item
         now = time.monotonic()
         if now - said >= SECONDS_A_LINE:
-            said, left = (
-                now,
-                "" if total is None else f" of {total:.0f}, {_minutes((now - began) * (total / number - 1))} left",
-            )
+            said = now
+            left = "" if total is None else f" of {total:.0f}, {in_words((now - began) * (total / number - 1))} left"
             errors.print(f"{title}: {number}{left}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def plain(text: str) -> Text:

@@ -152,10 +152,10 @@ def _files(path: str, kind: str) -> list[str]:
     """A file as it is, even if it is not there; of a folder all images or sounds in it, however deep."""
     if not os.path.isdir(path):
         return [path]
-    from sot.data.pictures import pictures_in
-    from sot.data.sounds import sounds_in
+    from sot.data.pictures import PICTURE_SUFFIXES
+    from sot.data.spec import SOUND_SUFFIXES, files_in
 
-    found = sounds_in(Path(path)) if kind == "sounds" else pictures_in(Path(path))
+    found = files_in(Path(path), SOUND_SUFFIXES if kind == "sounds" else PICTURE_SUFFIXES)
     if not found:
         raise ValueError(f"{path} holds no {kind}")
     return [str(file) for file in found]

@@ -56,8 +56,12 @@ def train(
     workers: WorkersOption = 0,
 ) -> None:
     """Train an image or sound classifier."""
+    from sot.data.spec import check_pictures, holds_sounds
+
     run.check()
-    sounds = _check_data(data)
+    sounds = holds_sounds(data)
+    if not sounds:
+        check_pictures(data)
     recipe = recipe or ("sounds" if sounds else None)
     name, why, has_weights = _chosen(model, data, recipe, run.wanted, run.weights is not None)
     own = [] if sounds else _own_size(model, name)
@@ -76,16 +80,6 @@ def train(
         return (train_sounds if sounds else train_images)(model, data, folder, chosen, head, **options, **how)
 
     run.carry_out(start, chosen, identity, f"{model} on {data}", why)
-
-
-def _check_data(data: str) -> bool:
-    """Whether the data are sounds; what is neither that nor images is refused."""
-    from sot.data.spec import check_pictures, holds_sounds
-
-    if holds_sounds(data):
-        return True
-    check_pictures(data)
-    return False
 
 
 def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weights: bool) -> tuple[str, str, bool]:

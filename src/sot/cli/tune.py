@@ -33,7 +33,7 @@ from sot.cli.options import (
     refuse,
 )
 from sot.cli.texts import TextOptions, check_text_model
-from sot.files import counted, rich_table
+from sot.files import counted, in_words, rich_table
 
 if TYPE_CHECKING:
     from sot.training.recipe import Recipe
@@ -206,18 +206,7 @@ def _print_cost(tuner: Tuner, as_json: bool) -> None:
     if cost.seconds is None:
         console.print("time: no estimate, as an epoch has too few steps to time")
     else:
-        console.print(f"time: {most}about {_duration(cost.seconds)} on this machine, by a few timed steps")
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{minutes // 60} h {minutes % 60} min"
-        if minutes > 90
-        else f"{minutes} min"
-    )
+        console.print(f"time: {most}about {in_words(cost.seconds)} on this machine, by a few timed steps")
 
 
 def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> None:

@@ -19,8 +19,9 @@ from timm.data.readers import create_reader
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key
 
-from sot.data.pictures import FORMATS, open_picture, to_rgb
+from sot.data.pictures import PICTURE_SUFFIXES, open_picture, to_rgb
 from sot.data.splits import Split
+from sot.data.tags import check_classes
 from sot.files import counted
 
 logger = logging.getLogger("sot")
@@ -85,7 +86,7 @@ class Pictures:
     """Images in RGB from items `(image or file, class number)`; unlike timm's, nothing is skipped in silence."""
 
     noun = "images"
-    suffixes = frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS)
+    suffixes = PICTURE_SUFFIXES
 
     def __init__(self, items: Any) -> None:
         self.items = items
@@ -202,14 +203,9 @@ def _files(path: Path, kind: type[Pictures]) -> tuple[list[tuple[str, int]], lis
     classes = sorted({parts[0] for _, parts in places if len(parts) > 1}, key=natural_key)
     if not classes:
         raise ValueError(f"{path} holds no {kind.noun}: it needs one folder for each class")
-    _check_classes(classes, path)
+    check_classes(classes, path)
     numbers = {name: number for number, name in enumerate(classes)}
     return [(file, numbers[parts[0]]) for file, parts in places if len(parts) > 1], classes
-
-
-def _check_classes(classes: list[str], path: Path) -> None:
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, {path} has {', '.join(classes) or 'none'}")
 
 
 def tar_file(path: Path, split: Split) -> ImageData:
@@ -219,7 +215,7 @@ def tar_file(path: Path, split: Split) -> ImageData:
     except (OSError, ValueError, tarfile.TarError) as error:  # timm unpacks an empty list where there are no images
         raise ValueError(f"{path} is not a .tar file with one folder of images for each class: {error}") from error
     labels = sorted(reader.class_name_to_idx, key=reader.class_name_to_idx.get)
-    _check_classes(labels, path)
+    check_classes(labels, path)
     return divided(Pictures(reader), labels, split)
 
 

@@ -68,7 +68,10 @@ def load_task(name: str, data: str | Path | None, wanted: str = "{data}, the fol
     if name == BUILT_IN:
         if data is not None:
             raise SettingError("task {} is built in and takes no {data}, got {}", BUILT_IN, data)
-        made = {key: _from_pairs(rows) for key, rows in acceptability().items()}
+        made = {
+            key: TextSplit([text for text, _ in rows], None, [float(label) for _, label in rows])
+            for key, rows in acceptability().items()
+        }
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
@@ -256,7 +259,3 @@ def _score(value: str, where: str) -> float:
     if not math.isfinite(score) or "_" in value:  # Python takes 1_0 for 10
         raise ValueError(f"{where}: score {value!r} is not a finite number")
     return score
-
-
-def _from_pairs(rows: list[tuple[str, int]]) -> TextSplit:
-    return TextSplit([text for text, _ in rows], None, [float(label) for _, label in rows])

@@ -27,17 +27,14 @@ from sot.training.run import show_bars_on_terminals_only
 from sot.training.run_folder import full_name
 from sot.training.starting import continue_from, is_trained, prepare
 from sot.training.train_images import TellEpoch, image_metrics, score_names, split_batch, training_arguments
-from sot.training.train_texts import IMAGES_ONLY
+from sot.training.train_texts import refuse_of_images
 
 
 def build_sound_model(
     name: str, sounds: ImageData, recipe: Recipe, head: HeadConfig | None, pretrained: bool
 ) -> SoTForAudioClassification:
     """The model with its head, or with the conventional one (`head` None): class token, or average of the words."""
-    usual = Recipe()
-    for key in IMAGES_ONLY:
-        if getattr(recipe, key) != getattr(usual, key):
-            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for sounds")
+    refuse_of_images(recipe, "sounds")
     problem = "multi_label_classification" if sounds.multi_label else "single_label_classification"
     loss: dict[str, Any] = {"label_smoothing": recipe.label_smoothing, "problem_type": problem}
     if is_timm(name):

@@ -32,6 +32,14 @@ IMAGES_ONLY = (  # keys of a recipe
 )
 
 
+def refuse_of_images(recipe: Recipe, what: str) -> None:
+    """Raise ValueError for settings of a recipe that only images have."""
+    usual = Recipe()
+    for key in IMAGES_ONLY:
+        if getattr(recipe, key) != getattr(usual, key):
+            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for {what}")
+
+
 class TextSet(Dataset[dict[str, Any]]):
     """Tokenised texts, or pairs of them, with their labels: `numbers` as they are, or classes."""
 
@@ -64,10 +72,7 @@ def text_metrics(data: TextData, config: Any, recipe: Recipe) -> Callable[[Any],
 
 def build_text_model(model: str, data: TextData, recipe: Recipe, head: HeadConfig | None) -> Equipped:
     """The equipped model; `head` None is the conventional one, the class token alone."""
-    usual = Recipe()
-    for key in IMAGES_ONLY:
-        if getattr(recipe, key) != getattr(usual, key):
-            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for the text model {model}")
+    refuse_of_images(recipe, f"the text model {model}")
     loss: dict[str, Any] = {"label_smoothing": recipe.label_smoothing, "problem_type": problem_of(data)}
     labels = data.labels or ["score"]
     if is_trained(model):

@@ -1,15 +1,15 @@
-"""What a search trains over and over: texts or images, with or without the part that is held out."""
+"""What a search trains over and over: texts or images, with or without the part that is held out to choose by."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from sot.data.held_out import hold_out_images, hold_out_texts
 from sot.data.images import load_images
-from sot.data.splits import Split
+from sot.data.sources import ImageData, Stream, Subset, class_numbers
+from sot.data.splits import Split, stratified
 from sot.data.tags import PictureColumns
 from sot.data.texts import TextData
 from sot.training.search import Trained
@@ -64,3 +64,18 @@ def image_job(
 
     metric, source = "macro_f1" if whole.multi_label else "accuracy", {**options, "columns": columns and str(columns)}
     return TuningJob(model, data, metric, (len(part.train), len(part.val)), train, source)
+
+
+def hold_out_texts(data: TextData, share: float, seed: int) -> TextData:
+    """The training set alone, a part of it in place of the development set, which has no say."""
+    assert data.train is not None
+    kept, held = stratified(data.train.labels, share, seed)
+    return replace(data, train=data.train.take(kept), dev=data.train.take(held))
+
+
+def hold_out_images(pictures: ImageData, share: float, seed: int) -> ImageData:
+    """The same of images."""
+    if isinstance(pictures.train, Stream):
+        raise ValueError("no part of a stream can be held out: accepted is data that comes in one piece")
+    kept, held = stratified(class_numbers(pictures.train, decode=True) or [], share, seed)
+    return replace(pictures, train=Subset(pictures.train, kept), val=Subset(pictures.train, held))
