@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from sot.data.sound_sets import TONES, EvaluationSounds, Reading, load_sounds, tones
+from sot.data.sound_sets import TONES, EvaluationSounds, SoundReader, load_sounds, tones
 from sot.data.sounds import Waveform, as_sound, read_sound
 from sot.data.spec import SOUND_SUFFIXES, files_in
 from sot.data.splits import Split
@@ -124,7 +124,7 @@ def test_folders_and_tables(tmp_path):
     table.write_text("filename,category,split\n1.flac,cat,train\n2.flac,dog,train\n3.flac,cat,test\n4.flac,dog,test\n")
     read = load_sounds(str(table), Split(), PictureColumns("category"))
     assert read.labels == ["cat", "dog"] and (len(read.train), len(read.val)) == (2, 2)
-    item = EvaluationSounds(read.val, Reading(RATE, 1.0))[1]
+    item = EvaluationSounds(read.val, SoundReader(RATE, 1.0))[1]
     assert item["labels"] == 1 and item["samples"].shape == (RATE // 2,)
     with pytest.raises(ValueError, match="unknown data 'nothing'; accepted: tones, a folder"):
         load_sounds("nothing")
@@ -138,5 +138,5 @@ def test_one_that_cannot_be_read_is_named_and_does_not_count(tmp_path, caplog):
     (tmp_path / "dog" / "1.wav").write_bytes(b"RIFF")
     found = load_sounds(str(tmp_path), Split(val_share=1))
     with caplog.at_level(logging.WARNING):
-        labels = [item["labels"] for item in EvaluationSounds(found.val, Reading(RATE, 1.0))]
+        labels = [item["labels"] for item in EvaluationSounds(found.val, SoundReader(RATE, 1.0))]
     assert sorted(labels) == [-100, 0, 0, 0, 1, 1] and "Sound" in caplog.text and "1.wav" in caplog.text

@@ -21,7 +21,6 @@ from sot.cli.options import BatchOption, EncodingOption, JsonOption, console, er
 from sot.files import check_output, counted, written_atomically
 
 if TYPE_CHECKING:
-    from sot.data.rows import Table as RowTable
     from sot.evaluation.predict import Prediction
 
 EXPORTED = (".onnx", ".pt2")
@@ -114,7 +113,7 @@ def _given(
 
 
 def _of_table(folder: Path, kind: str | None, data: Path, encoding: str | None, others: tuple[list[str], ...]) -> Given:
-    from sot.data.rows import open_table
+    from sot.data.rows import check_texts, read_rows
 
     inputs, text, pair = others
     if kind is not None:
@@ -123,18 +122,12 @@ def _of_table(folder: Path, kind: str | None, data: Path, encoding: str | None, 
     refuse("--data is the only input", {repr(each): True for each in inputs[:1]})
     if len(text) > 1 or len(pair) > 1:
         raise ValueError("with --data, --text and --pair name one column each")
-    table = open_table(data, text[0] if text else None, pair[0] if pair else None, encoding)
-    return _read(table)
-
-
-def _read(table: RowTable) -> Given:
-    """The texts of a table; of its rows only those of a batch are kept in memory."""
-    rows, first, second = tee(table.rows(), 3)
-    texts = (str(row[table.text]) for row in first)
-    pairs = None if table.pair is None else (str(row[table.pair]) for row in second)
-    if table.pair is None:
-        del second
-    return Given(texts, pairs, rows, table.names, table.size)
+    second = pair[0] if pair else None
+    column, names, size = check_texts(data, text[0] if text else None, second, encoding)
+    # of the rows only those of a batch are kept in memory
+    rows, of_texts, *of_pairs = tee(read_rows(data, None, encoding), 2 if second is None else 3)
+    pairs = (str(row[second]) for row in of_pairs[0]) if of_pairs else None
+    return Given((str(row[column]) for row in of_texts), pairs, rows, names, size)
 
 
 def _lines() -> Iterator[str]:

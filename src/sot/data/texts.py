@@ -14,7 +14,7 @@ from sot.data.glue import TASKS as TASKS
 from sot.data.glue import Columns as Columns
 from sot.data.glue import task_of as task_of
 from sot.data.hub import load_splits
-from sot.data.rows import Row, check_cells, read_rows, text_column
+from sot.data.rows import Row, check_cells, check_length, read_rows, text_column
 from sot.data.sources import choose_split, drawn
 from sot.data.splits import Split
 from sot.data.tags import Tags, Targets
@@ -161,7 +161,8 @@ def _from_tables(
     first = next(iter(tables.values()))[1][:1]
     columns = _fitted(columns, first[0], labels) if first else columns
     for source, rows in tables.values():
-        _check_lengths(rows, source)
+        for number, row in enumerate(rows, 1):
+            check_length(row, f"{source}, row {number}")
         _check_rows(rows, columns, source)
     if regression:
         return _data(tables, columns, None, "pearson")
@@ -217,12 +218,6 @@ def _data(
 def _by_number_then_name(label: str) -> tuple[bool, int, str]:
     number = label.removeprefix("-").isdecimal()
     return not number, int(label) if number else 0, label
-
-
-def _check_lengths(rows: list[Row], file: str) -> None:
-    for number, row in enumerate(rows, 1):
-        if None in row:  # where csv puts what is left: mostly of a text that holds the separator
-            raise ValueError(f"{file}, row {number}: more cells than the {len(row) - 1} of the header")
 
 
 def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:

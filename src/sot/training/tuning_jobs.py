@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sot.data.images import load_images
 from sot.data.sources import ImageData, Stream, Subset, class_numbers
@@ -17,21 +17,15 @@ from sot.training.train_images import train_images
 from sot.training.train_texts import fine_tune
 
 
-class Train(Protocol):
-    """Trains and leaves a run in a folder; on all of the training data, or without the part that is held out."""
-
-    def __call__(self, out: Path, trained: Trained, everything: bool, **options: Any) -> dict[str, float]: ...
-
-
 @dataclass(frozen=True)
 class TuningJob:
-    """What is trained over and over."""
+    """What is trained over and over: `train` takes a folder, recipe and head, and whether on all data; gives scores."""
 
     model: str
     data: str
     metric: str
     samples: tuple[int, int]  # to train on and held out
-    train: Train
+    train: Callable[..., dict[str, float]]
     source: Mapping[str, Any]  # what else tells its data from others
 
 
