@@ -123,7 +123,7 @@ def probe(
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
     from sot.bench.timing import thread_count
-    from sot.training.run import show_bars_on_terminals_only
+    from sot.models.folder import show_bars_on_terminals_only
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)

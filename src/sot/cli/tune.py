@@ -145,7 +145,7 @@ def _check(recipe: str, settings: list[str] | None, search: SearchOptions, folde
     """Refuse what can be told without loading torch."""
     from sot.training.recipe import check_settings
     from sot.training.run_folder import check_out
-    from sot.training.search import SAMPLERS, parse_search
+    from sot.training.search import check_sampler, parse_search
 
     out, resume, overwrite, dry_run = folder
     if not dry_run:
@@ -153,8 +153,8 @@ def _check(recipe: str, settings: list[str] | None, search: SearchOptions, folde
     check_settings(recipe, settings or [])
     for each in search.searches or []:
         parse_search(each)
-    if search.sampler not in (None, *SAMPLERS):
-        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {search.sampler!r}")
+    if search.sampler is not None:
+        check_sampler(search.sampler)
 
 
 def _check_data(model: str, given: SearchedData, texts: bool) -> None:

@@ -99,7 +99,6 @@ class SoundSet(ImageSet):
     noun = "Sound"
 
     def load(self, position: int) -> tuple[Any, Any]:
-        """Its samples and label."""
         sound, label = self.source[position]
         return self.transform(sound), label
 
@@ -119,6 +118,5 @@ class SoundCollate:
     processor: Any
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A padded batch."""
         labels = torch.tensor([item["labels"] for item in items])
         return {**encode_sounds(self.processor, [item["samples"] for item in items]), "labels": labels}

@@ -92,7 +92,6 @@ class KeepAverage(TrainerCallback):
             self.trainer.average.load(kwargs["model"], self.trainer.resumed_from / EMA_FILE)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """One step of the average."""
         assert self.trainer.average is not None
         self.trainer.average.update(kwargs["model"])
 

@@ -34,7 +34,9 @@ def build_model(
     _check_arguments(recipe.model_args)
     if multi_label and (recipe.mixup or recipe.cutmix):
         raise ValueError("mixup and cutmix mix images of one class each: set both to 0 where they may have several")
-    common = _options(labels, recipe, pretrained, multi_label)
+    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
+    common: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+    common["problem_type"] = "multi_label_classification" if multi_label else None
     if is_trained(name) or not is_timm(name):
         return _build_from_transformers(name, recipe, head, common)
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
@@ -94,12 +96,6 @@ def _check_reading(built: SoTForImageClassification, name: str) -> None:
         said = f"{name} cannot read images of {tuple(wanted.shape)}, which its image processor makes"
         raise ValueError(f"{said}: {one_line(error)}") from error
     built.train(mode)
-
-
-def _options(labels: list[str], recipe: Recipe, pretrained: bool, multi_label: bool) -> dict[str, Any]:
-    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
-    problem = "multi_label_classification" if multi_label else None
-    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing, "problem_type": problem}
 
 
 def with_plain_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:

@@ -17,7 +17,6 @@ from transformers import ProgressCallback, TrainerCallback
 from sot.errors import Interrupted
 from sot.files import as_csv, as_png, counted, in_words, read_object, write_atomically
 from sot.models.card import card
-from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
 from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
 from sot.training.engine import BEST, CLASSES_FILE, SoTTrainer
 from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
@@ -139,7 +138,6 @@ class Lines(TrainerCallback):
                 self._line(state, args, {})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """With the scores."""
         self._line(state, args, metrics or {})
 
     def _line(self, state: Any, args: Any, scores: Mapping[str, float]) -> None:

@@ -30,11 +30,11 @@ from sot.data.sources import ImageData, Stream, class_numbers, part_of
 from sot.data.tags import PictureColumns
 from sot.evaluation.metrics import image_scores
 from sot.evaluation.multi_label import MultiLabelMetrics, multi_label_scores
+from sot.models.folder import show_bars_on_terminals_only
 from sot.training.conduct import Conduct, Job, adapted
 from sot.training.engine import SoTTrainer
 from sot.training.image_model import Collate, build_model, data_config, train_transform
 from sot.training.recipe import Recipe
-from sot.training.run import show_bars_on_terminals_only
 from sot.training.run_folder import full_name
 from sot.training.starting import prepare
 

@@ -21,7 +21,7 @@ from sot.lock import only_writer
 from sot.training.engine import Diverged
 from sot.training.keeping import SMALLER_IS_BETTER
 from sot.training.run_folder import full_name, open_run
-from sot.training.search import SAMPLERS, Space, Trained, search_space, settle, size
+from sot.training.search import Space, Trained, check_sampler, search_space, settle, size
 from sot.training.train_images import world_size
 from sot.training.tuning_jobs import TuningJob
 from sot.training.tuning_report import SearchCost, cost_of, draw_trials, last_line
@@ -173,7 +173,6 @@ class Watch(TrainerCallback):
         self.metric, self.report = metric, report
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """After Trainer has decided."""
         control.should_save = False
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -203,7 +202,6 @@ class Stopwatch(TrainerCallback):
         self.steps, self.marks = steps, list[float]()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer calls this."""
         self.marks.append(perf_counter())
         if len(self.marks) >= self.steps:
             raise Timed
@@ -236,8 +234,7 @@ def _choose(space: Space, plan: Plan) -> tuple[str, int]:
     """The sampler, and how many trials it makes."""
     combinations = size(space)
     sampler = plan.sampler or ("grid" if combinations is not None and plan.trials is None else "tpe")
-    if sampler not in SAMPLERS:
-        raise SettingError("{sampler} must be one of {}, got {!r}", ", ".join(SAMPLERS), sampler)
+    check_sampler(sampler)
     if sampler != "grid":
         return sampler, plan.trials or USUAL_TRIALS
     if combinations is None:
