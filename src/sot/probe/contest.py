@@ -9,6 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
@@ -25,10 +28,9 @@ from sot.probe.fitting import (
     score_outputs,
     train_head,
 )
-from sot.probe.heads import PLAIN, count_macs, standardising_head, token_statistics
+from sot.probe.heads import PLAIN, count_macs, representations, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.outcome import Result
-from sot.probe.plain import plain_outputs
 from sot.probe.samples import key_digest
 from sot.probe.second_order import FittedHead, fit_second_order
 
@@ -167,6 +169,24 @@ class Contest:
         if head is not None:
             return standardising_head(head, self.target.num_outputs, self.norm_of(0))
         return self.solved(name, 0)[0].head
+
+
+def plain_outputs(name: str, train: Features, rows: Array, test: Features, target: Target) -> Array:
+    """Logits `(test samples, outputs)` of the `majority`, or of a `logreg` on averages of unit length."""
+    labels = train.labels[rows]
+    if name == "majority":
+        share = target.one_hot(labels).mean(0).numpy()
+        constant = share if target.link == "identity" else np.log(share.clip(1e-9))
+        return np.repeat(constant[None], len(test.rows), axis=0)
+    as_they_are = torch.zeros(train.dim), torch.ones(train.dim)
+    average = standardising_head(HeadConfig(pool="gap", fusion="word", pre_norm=True), 0, as_they_are)
+    fit, score = (normalize(representations(average, *each).numpy()) for each in ((train, rows), (test, test.rows)))
+    if target.link == "identity":
+        return Ridge().fit(fit, labels).predict(score)[:, None]
+    model = LogisticRegression(max_iter=1000).fit(fit, labels.astype(int))
+    outputs = np.full((len(score), target.num_outputs), -np.inf)
+    outputs[:, model.classes_] = model.predict_log_proba(score)
+    return np.maximum(outputs, -50.0)  # of classes that no sample had
 
 
 def rotated(features: Features, folds: Sequence[str]) -> list[tuple[Features, Features]]:

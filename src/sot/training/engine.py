@@ -22,10 +22,10 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from sot.evaluation.multi_label import class_scores
 from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
-from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
 from sot.training.keeping import DecideAtEpochs, best_of, evaluations
 from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe
+from sot.training.run_folder import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
 from sot.training.starting import merge_adapters
 
 logger = logging.getLogger("sot")

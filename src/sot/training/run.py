@@ -17,10 +17,10 @@ from transformers import ProgressCallback, TrainerCallback
 from sot.errors import Interrupted
 from sot.files import as_csv, as_png, counted, in_words, read_object, write_atomically
 from sot.models.card import card
-from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
 from sot.training.engine import BEST, CLASSES_FILE, SoTTrainer
 from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
 from sot.training.recipe import Recipe
+from sot.training.run_folder import MANIFEST, last_whole_checkpoint
 
 if TYPE_CHECKING:
     from sot.figures import Drawing
