@@ -69,15 +69,15 @@ def train(
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
-    from sot.training.train_sounds import train_sounds
+    from sot.training.train_sounds import SOUNDS
 
     options: dict[str, Any] = {"strict": strict, "workers": workers, "columns": columns}
-    options["pretrained"] = pretrained or has_weights or sounds
+    options |= {"pretrained": pretrained or has_weights or sounds, "medium": SOUNDS if sounds else None}
     identity: dict[str, Any] = {"command": "train", "model": full_name(model), "data": full_name(data)}
     identity["head"] = None if head is None else head.to_dict()
 
     def start(folder: Path, **how: Any) -> dict[str, float]:
-        return (train_sounds if sounds else train_images)(model, data, folder, chosen, head, **options, **how)
+        return train_images(model, data, folder, chosen, head, **options, **how)
 
     run.carry_out(start, chosen, identity, f"{model} on {data}", why)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sot.data.images import EvaluationSet, ImageSet
 from sot.data.picture_tables import picture_table
 from sot.data.sounds import Samples, Waveform, read_sound
-from sot.data.sources import ImageData, Pictures, divided, folder
+from sot.data.sources import ImageData, Pictures, check_folds, divided, folder
 from sot.data.spec import SOUND_SUFFIXES
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns, is_picture_table
@@ -44,12 +44,14 @@ def load_sounds(spec: str, split: Split | None = None, columns: PictureColumns |
     """`tones`, a folder or a table; what comes in one piece is divided by `split`, and `columns` are a table's."""
     split = split or Split()
     if spec == "tones":
-        return divided(Sounds(tones()), list(TONES), split)
-    if is_picture_table(spec):
-        return picture_table(Path(spec), columns or PictureColumns(), split, Sounds)
-    if spec and Path(spec).is_dir():
-        return folder(Path(spec), split, Sounds)
-    raise ValueError(f"unknown data {spec!r}; accepted: {ACCEPTED}")
+        sounds = divided(Sounds(tones()), list(TONES), split)
+    elif is_picture_table(spec):
+        sounds = picture_table(Path(spec), columns or PictureColumns(), split, Sounds)
+    elif spec and Path(spec).is_dir():
+        sounds = folder(Path(spec), split, Sounds)
+    else:
+        raise ValueError(f"unknown data {spec!r}; accepted: {ACCEPTED}")
+    return check_folds(sounds, split, spec)
 
 
 def tones() -> list[tuple[Waveform, int]]:

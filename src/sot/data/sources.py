@@ -22,6 +22,7 @@ from timm.utils.misc import natural_key
 from sot.data.pictures import PICTURE_SUFFIXES, open_picture, to_rgb
 from sot.data.splits import Split
 from sot.data.tags import check_classes
+from sot.errors import SettingError
 from sot.files import counted
 
 logger = logging.getLogger("sot")
@@ -158,6 +159,13 @@ def divided(source: Any, labels: list[str], split: Split) -> ImageData:
         split, numbers = replace(split, stratified=False), [0] * len(source)
     train, val = split.divide(numbers)
     return ImageData(Subset(source, train), Subset(source, val), labels)
+
+
+def check_folds(data: ImageData, split: Split, spec: str) -> ImageData:
+    """The data; ValueError where a fold of it is wanted that does not come in one piece."""
+    if split.fold is not None and not isinstance(data.train, Subset):
+        raise SettingError("{folds} divides data that comes in one piece, and {} has a part of its own", spec)
+    return data
 
 
 def digits(split: Split) -> ImageData:

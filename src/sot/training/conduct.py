@@ -156,9 +156,8 @@ def warn_of_labels(labels: Sequence[str], numbers: Sequence[int] | None, balance
         )
 
 
-def adapted(recipe: Recipe, samples: int, metric: str, scores: Sequence[str]) -> Recipe:
-    """The recipe for so many samples, with the task's own metric for `auto`; one that has no such score is refused."""
-    recipe = recipe.for_samples(samples) if samples else recipe
+def with_metric(recipe: Recipe, metric: str, scores: Sequence[str]) -> Recipe:
+    """The recipe with the task's own metric for `auto`; one that has no such score is refused."""
     if recipe.metric == "auto":
         recipe = replace(recipe, metric=metric)
     if recipe.metric not in (None, *scores):

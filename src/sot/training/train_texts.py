@@ -19,7 +19,7 @@ from sot.models.equip import Equipped, equip
 from sot.models.folder import show_bars_on_terminals_only
 from sot.models.from_timm import is_timm
 from sot.models.from_transformers import check_length
-from sot.training.conduct import Conduct, Job, adapted
+from sot.training.conduct import Conduct, Job, with_metric
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
 from sot.training.run_folder import RUN_FILE
@@ -128,7 +128,7 @@ def fine_tune(
     if data.train is None or data.dev is None:
         raise ValueError(f"{name} has no texts to train on")
     train = data.train.part(recipe.train_samples)
-    recipe = adapted(recipe, len(train), data.metric, _score_names(data))
+    recipe = with_metric(recipe, data.metric, _score_names(data)).for_samples(len(train))
     set_seed(recipe.seed)
     built = build_text_model(model, data, recipe, head)
     as_they_are = data.labels is None or data.multi_label
