@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
 
 SEVERITIES = "1,3,5"
-
-
-def _progress(items: Iterable[Any]) -> Iterable[Any]:
-    return progress(items, "Evaluating")
+_progress = partial(progress, title="Evaluating")
 
 
 def evaluate(
