@@ -9,7 +9,7 @@ from transformers import AutoModelForAudioClassification, Speech2TextConfig, Spe
 import sot
 from sot.models.audio import clip_seconds
 from sot.models.folder import load_model
-from sot.training.adapters import add_adapters, merge_adapters
+from sot.training.starting import add_adapters, merge_adapters
 
 
 def equipped(family, folder=None, **options):

@@ -40,8 +40,8 @@ def test_the_optimum_is_that_of_scikit_learn(samples):
             expected = LogisticRegression(C=strength, tol=1e-8, max_iter=5000).fit(mixed[fitted], labels[fitted])
             found = logits[number, fold].softmax(-1).numpy()
             assert found == pytest.approx(expected.predict_proba(mixed), abs=2e-3)
-        linear = blocks.linear(mixture, coefficients[number, :, 0], bias[number, 0, 0])
-        torch.testing.assert_close(features @ linear.weight.T + linear.bias, logits[number, 0], atol=1e-4, rtol=1e-3)
+        weight, shift = blocks.linear(mixture, coefficients[number, :, 0], bias[number, 0, 0])
+        torch.testing.assert_close(features @ weight.T + shift, logits[number, 0], atol=1e-4, rtol=1e-3)
 
 
 def test_several_labels_and_numbers_have_their_optima_too():

@@ -5,9 +5,8 @@ import json
 import pytest
 
 from sot.core.head import HeadConfig
-from sot.training.checkpoints import is_whole
 from sot.training.recipe import Recipe
-from sot.training.run_folder import full_name, open_run
+from sot.training.run_folder import full_name, is_whole, open_run
 
 
 def test_a_run_goes_on_however_its_data_and_model_are_spelt(tmp_path, monkeypatch):

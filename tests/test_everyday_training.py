@@ -28,8 +28,8 @@ from sot.evaluation.evaluate import unseen_part
 from sot.evaluation.metrics import image_scores, text_scores
 from sot.models.equip import equip
 from sot.models.folder import load_model
-from sot.training.announce import warn_of_labels
 from sot.training.choice import choose_recipe, has_weights
+from sot.training.conduct import warn_of_labels
 from sot.training.engine import Diverged
 from sot.training.folds import summarized
 from sot.training.keeping import DecideAtEpochs, best_of, kept_evaluation, stops_early

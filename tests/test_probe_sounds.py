@@ -13,10 +13,10 @@ from sot.data.sound_sets import TONES, tones
 from sot.models.folder import load_model
 from sot.probe import FrozenBackbone, cache_features, open_backbone, read_sounds
 from sot.probe.choice import draw_folds
+from sot.probe.contest import rotated
 from sot.probe.features import Features
 from sot.probe.fitting import Budget, Target, choose_settings
 from sot.probe.heads import HEADS, token_statistics
-from sot.probe.rotation import rotated
 
 
 def probe(*options):

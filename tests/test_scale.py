@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from test_cli import sot
 from test_train import one_thread, pictures  # noqa: F401
 
-from sot.training.checkpoints import checkpoints, is_whole
+from sot.training.run_folder import checkpoints, is_whole
 
 SETTINGS = [
     *("epochs=2", "batch_size=16", "img_size=32", "lr=1e-3", "ema=0.9", "erasing=0.5", "weight_decay=0.05"),

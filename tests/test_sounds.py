@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import soundfile
 
-from sot.data.sound_sets import TONES, EvaluationSounds, Reading, load_sounds, tones
-from sot.data.sounds import Waveform, as_sound, read_sound, sounds_in
+from sot.data.sound_sets import TONES, EvaluationSounds, SoundReader, load_sounds, tones
+from sot.data.sounds import Waveform, as_sound, read_sound
+from sot.data.spec import SOUND_SUFFIXES, files_in
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns
 from sot.errors import SoundError
@@ -116,14 +117,14 @@ def test_folders_and_tables(tmp_path):
     sounds(tmp_path, *(f"{kind}/{number}.wav" for kind in ("cat", "dog") for number in range(5)))
     found = load_sounds(str(tmp_path), Split(stratified=True))
     assert found.labels == ["cat", "dog"] and (len(found.train), len(found.val)) == (8, 2)
-    assert len(sounds_in(tmp_path)) == 10
+    assert len(files_in(tmp_path, SOUND_SUFFIXES)) == 10
     table = tmp_path / "meta" / "all.csv"
     table.parent.mkdir()
     sounds(tmp_path / "audio", "1.flac", "2.flac", "3.flac", "4.flac")
     table.write_text("filename,category,split\n1.flac,cat,train\n2.flac,dog,train\n3.flac,cat,test\n4.flac,dog,test\n")
     read = load_sounds(str(table), Split(), PictureColumns("category"))
     assert read.labels == ["cat", "dog"] and (len(read.train), len(read.val)) == (2, 2)
-    item = EvaluationSounds(read.val, Reading(RATE, 1.0))[1]
+    item = EvaluationSounds(read.val, SoundReader(RATE, 1.0))[1]
     assert item["labels"] == 1 and item["samples"].shape == (RATE // 2,)
     with pytest.raises(ValueError, match="unknown data 'nothing'; accepted: tones, a folder"):
         load_sounds("nothing")
@@ -137,5 +138,5 @@ def test_one_that_cannot_be_read_is_named_and_does_not_count(tmp_path, caplog):
     (tmp_path / "dog" / "1.wav").write_bytes(b"RIFF")
     found = load_sounds(str(tmp_path), Split(val_share=1))
     with caplog.at_level(logging.WARNING):
-        labels = [item["labels"] for item in EvaluationSounds(found.val, Reading(RATE, 1.0))]
+        labels = [item["labels"] for item in EvaluationSounds(found.val, SoundReader(RATE, 1.0))]
     assert sorted(labels) == [-100, 0, 0, 0, 1, 1] and "Sound" in caplog.text and "1.wav" in caplog.text

@@ -22,11 +22,10 @@ from sot.core.head import HeadConfig
 from sot.data.images import ImageSet, load_images, seeded
 from sot.evaluation.evaluate import open_images
 from sot.files import digest
-from sot.training.augmentation import Collate
-from sot.training.checkpoints import is_whole, last_whole_checkpoint
 from sot.training.engine import Diverged
-from sot.training.image_model import build_model, data_config
+from sot.training.image_model import Collate, build_model, data_config
 from sot.training.recipe import Recipe, load_recipe
+from sot.training.run_folder import is_whole, last_whole_checkpoint
 from sot.training.train_images import train_images
 
 SETTINGS = [

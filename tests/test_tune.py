@@ -12,15 +12,16 @@ import yaml
 from test_cli import sot
 
 from sot.core.head import HeadConfig
-from sot.data.held_out import class_numbers, hold_out_images, stratified
 from sot.data.images import load_images
+from sot.data.sources import class_numbers
+from sot.data.splits import stratified
 from sot.data.texts import TextData, TextSplit
 from sot.errors import SettingError
 from sot.training.recipe import Recipe, load_recipe
 from sot.training.search import Range, parse_search, search_space, settle, size
 from sot.training.study import Failure, Search
 from sot.training.tune import Plan, Tuner
-from sot.training.tuning_jobs import Job, text_job
+from sot.training.tuning_jobs import TuningJob, hold_out_images, text_job
 from sot.training.tuning_report import cost_of
 
 TABLE = "sentence,label\n" + "".join(
@@ -157,7 +158,7 @@ def test_a_resumed_search_tries_what_an_uninterrupted_one_does(tmp_path, sampler
         parts.run(parabola, total, lambda: None)
         assert len(parts.rows()) == total
     assert [row["x"] for row in parts.rows()] == [row["x"] for row in whole.rows()]
-    assert len({row["x"] for row in whole.rows()}) == 14 and abs(whole.best().values["x"] - 3) < 1.5
+    assert len({row["x"] for row in whole.rows()}) == 14 and abs(whole.best().params["x"] - 3) < 1.5
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
@@ -279,7 +280,7 @@ def test_several_seeds_count_by_their_mean(tmp_path):
         seen.append((everything, trained[0].seed))
         return {"eval_accuracy": trained[0].lr + trained[0].seed}
 
-    job = Job("model", "data", "accuracy", (8, 2), train, {})
+    job = TuningJob("model", "data", "accuracy", (8, 2), train, {})
     plan = Plan(["lr=0.1,0.2"], seeds=3)
     outcome = Tuner(job, (Recipe(task="text"), None), plan).run(tmp_path / "out", report_to="none")
     assert seen[:6] == [(False, 0), (False, 1), (False, 2)] * 2 and seen[6:] == [(True, 0)]

@@ -117,6 +117,13 @@ def counted(number: int, nouns: str) -> str:
     return f"{number:,} {one if number == 1 else nouns}"
 
 
+def in_words(seconds: float) -> str:
+    """A time as people say it: 45 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def visible(text: str) -> str:
     """A text with its control characters, which a terminal would obey, and its other halves of none, as escapes."""
     return CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sot.cli.groups import options_of, parameters_of, with_parameters
 from sot.cli.options import JsonOption, RecipeOption, SetOption, console, progress, refuse_both
 from sot.errors import SettingError
 from sot.files import as_png, write_atomically
@@ -29,33 +29,21 @@ SizeOption = Annotated[
 BatchOption = Annotated[int, typer.Option(help="Samples in a batch.", min=1)]
 TokensOption = Annotated[int, typer.Option(help="Word tokens of a sample.", min=1)]
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the table of the documentation.")]
-SHARED: dict[str, tuple[Any, Any]] = {  # options of several commands, and their defaults
-    "device": (
-        Annotated[str | None, typer.Option(help="cpu, cuda, mps or xpu: on it, with the heads side by side.")],
-        None,
-    ),
-    "threads": (
-        Annotated[str, typer.Option(help="Threads that torch computes with, such as 1, or 1,2 for both.")],
-        "1",
-    ),
-    "rounds": (Annotated[int, typer.Option(help="Calls of each function.", min=1)], 30),
-    "as_json": (JsonOption, False),
-    "markdown": (MarkdownOption, False),
-    "picture": (Annotated[Path | None, typer.Option(help="Write the ratios as a bar chart, a PNG file.")], None),
-}
 Measure = Callable[["Asked"], list[Any]]  # gives measurements
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The options of `SHARED`; no rounds where nothing is timed."""
+    """What can be asked for of several measurements."""
 
-    device: str | None = None
-    threads: str = "1"
-    rounds: int = 0
-    as_json: bool = False
-    markdown: bool = False
-    picture: Path | None = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps or xpu: on it, with the heads side by side.")] = (
+        None
+    )
+    threads: Annotated[str, typer.Option(help="Threads that torch computes with, such as 1, or 1,2 for both.")] = "1"
+    rounds: Annotated[int, typer.Option(help="Calls of each function.", min=1)] = 30
+    as_json: JsonOption = False
+    markdown: MarkdownOption = False
+    picture: Annotated[Path | None, typer.Option(help="Write the ratios as a bar chart, a PNG file.")] = None
 
     def __post_init__(self) -> None:
         refuse_both("--json", "--markdown", self.as_json and self.markdown)
@@ -89,25 +77,17 @@ class Asked:
 
 
 def measured(*without: str, **defaults: Any) -> Callable[[Callable[..., Measure]], Callable[..., Measure]]:
-    """Make a command of a function that says what to measure: with the options of `SHARED`, but for some."""
+    """Make a command of a function that says what to measure: with the options of `Asked`, but for some."""
+    shared = [option for option in options_of(Asked) if option.name not in without]
+    shared = [option.replace(default=defaults.get(option.name, option.default)) for option in shared]
 
     def register(function: Callable[..., Measure]) -> Callable[..., Measure]:
-        shared = {name: option for name, option in SHARED.items() if name not in without}
-        own = inspect.signature(function, eval_str=True).parameters
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters = [parameter.replace(kind=kind) for parameter in own.values()] + [
-            inspect.Parameter(name, kind, default=defaults.get(name, default), annotation=annotation)
-            for name, (annotation, default) in shared.items()
-        ]
-
         def command(**given: Any) -> None:
-            asked = Asked(**{name: given.pop(name) for name in shared})
-            show(f"sot bench {function.__name__}", function(**given), asked)
+            asked: dict[str, Any] = {"rounds": 0} | {option.name: given.pop(option.name) for option in shared}
+            show(f"sot bench {function.__name__}", function(**given), Asked(**asked))
 
         command.__doc__ = function.__doc__
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        app.command(function.__name__)(command)
+        app.command(function.__name__)(with_parameters(command, [*parameters_of(function), *shared]))
         return function
 
     return register

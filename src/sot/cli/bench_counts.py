@@ -95,13 +95,10 @@ def _estimates() -> tuple[list[dict[str, Any]], Table]:
 
     found = estimates()
     rows = [{**asdict(one), "added": one.added, "share": one.share} for one in found]
-    lines = [
-        (one.gpu, one.size, str(one.batch), *(f"{1000 * value:.2f}" for value in _parts(one)), f"{100 * one.share:.1f}")
-        for one in found
-    ]
+    lines = []
+    for one in found:
+        parts = one.arithmetic, one.memory, one.launches, one.added, one.step
+        milliseconds = (f"{1000 * value:.2f}" for value in parts)
+        lines.append((one.gpu, one.size, str(one.batch), *milliseconds, f"{100 * one.share:.1f}"))
     numbers = ["batch", "arithmetic ms", "memory ms", "launches ms", "exact ms", "step ms", "exact % of the step"]
     return rows, (["GPU", "size"], numbers, lines, ASSUMED)
-
-
-def _parts(one: Any) -> tuple[float, ...]:
-    return one.arithmetic, one.memory, one.launches, one.added, one.step

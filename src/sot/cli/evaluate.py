@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,17 +29,14 @@ from sot.cli.options import (
     read_tags,
     refuse,
 )
-from sot.cli.texts import text_data
+from sot.cli.texts import TextOptions
 from sot.files import as_png, check_writable, rich_table, write_atomically
 
 if TYPE_CHECKING:
     from sot.evaluation.evaluate import Evaluation
 
 SEVERITIES = "1,3,5"
-
-
-def _progress(items: Iterable[Any]) -> Iterable[Any]:
-    return progress(items, "Evaluating")
+_progress = partial(progress, title="Evaluating")
 
 
 def evaluate(
@@ -88,15 +85,15 @@ def evaluate(
     _check_data(folder, data, task, None if reads_texts else kind, several)
     from sot.evaluation.evaluate import draw_confusion, evaluate_text, open_images, unseen_part
 
-    tags = read_tags(label, several, separator)
     if reads_texts:
-        names, columns = class_names(folder), (text, pair, label)
-        texts, _ = text_data(task, data, None, columns, names, encoding=encoding, tags=tags)
+        read = TextOptions(task, data, None, text, pair, label, False, encoding, several, separator)
+        texts, _ = read.read(class_names(folder))
         texts = texts if data is None else unseen_part(folder, data, texts)
         _check_confusion(confusion, texts.labels is not None)
         result = evaluate_text(folder, texts, batch_size, _progress)
     else:
-        pictures = open_images(folder, str(data), samples, picture_columns(str(data), label, tags))
+        columns = picture_columns(str(data), label, read_tags(label, several, separator))
+        pictures = open_images(folder, str(data), samples, columns)
         result = pictures.evaluate(batch_size, _progress, all_classes)
     _show(result, folder, as_json)
     if confusion is not None and is_first_process():

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from sot.files import rich_table, visible
+from sot.files import in_words, rich_table, visible
 
 if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
     from sot.core.head import HeadConfig
@@ -47,7 +47,6 @@ of_training = partial(typer.Option, rich_help_panel="Training")
 of_start = partial(typer.Option, rich_help_panel="Start from")
 of_output = partial(typer.Option, rich_help_panel="Output")
 
-OutOption = Annotated[Path, typer.Option("--out", help="Folder of the run: model, metrics, curves, checkpoints.")]
 HeadOption = Annotated[
     str | None,
     of_training(
@@ -55,7 +54,6 @@ HeadOption = Annotated[
     ),
 ]
 SetOption = Annotated[list[str] | None, of_training("--set", help="Recipe setting as key=value. Repeatable.")]
-ResumeOption = Annotated[bool, of_output("--resume", help="Continue the run in --out from its last checkpoint.")]
 OverwriteOption = Annotated[bool, of_output("--overwrite", help="Replace the run in --out.")]
 AccumulationOption = Annotated[int, of_training(help="Gradient accumulation steps.", min=1)]
 LogOption = Annotated[str, of_output("--logger", help="Logger: tensorboard, wandb, all or none.")]
@@ -66,9 +64,6 @@ LinesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object
 BatchOption = Annotated[int, typer.Option(help="Batch size.", min=1)]
 TaskOption = Annotated[
     str | None, of_data(help="GLUE task: cola, rte, mnli, qnli, sst2, mrpc, …; or acceptability (built in).")
-]
-DataOption = Annotated[
-    str | None, of_data(help="A .csv, .tsv or .jsonl table, the folder of a GLUE task, or hfds/NAME[:CONFIG].")
 ]
 DevOption = Annotated[Path | None, of_data(help="Table to validate on. Default: a stratified fifth of --data.")]
 TextOption = Annotated[str, of_data(help="Text column; `text` if there is no `sentence`.")]
@@ -194,15 +189,9 @@ def _with_lines(items: Iterable[Any], title: str, total: float | None) -> Iterat
         yield item
         now = time.monotonic()
         if now - said >= SECONDS_A_LINE:
-            said, left = (
-                now,
-                "" if total is None else f" of {total:.0f}, {_minutes((now - began) * (total / number - 1))} left",
-            )
+            said = now
+            left = "" if total is None else f" of {total:.0f}, {in_words((now - began) * (total / number - 1))} left"
             errors.print(f"{title}: {number}{left}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def plain(text: str) -> Text:

@@ -7,8 +7,9 @@ import io
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import tee
 from pathlib import Path
@@ -21,7 +22,6 @@ from sot.cli.options import BatchOption, EncodingOption, JsonOption, console, er
 from sot.files import check_writable, counted, written_atomically
 
 if TYPE_CHECKING:
-    from sot.data.rows import Table as RowTable
     from sot.evaluation.predict import Prediction
 
 EXPORTED = (".onnx", ".pt2")
@@ -69,16 +69,19 @@ def predict(
             raise ValueError(f"--output must end in {', '.join(OUTPUTS[:-1])} or {OUTPUTS[-1]}, got {output}")
         check_writable(output)
     predictions, config, limit = _predictions(folder, given, top, batch_size)
-    with _backend(given):
+    from sot.ops.registry import asked, use
+
+    few = given.size is not None and given.size <= FEW and asked() == "auto"
+    with use("torch") if few else nullcontext():
         if output is None:
             done = _print(predictions, as_json)
         else:
             done = _write(output, predictions, given, top, config, limit)
-            console.print(plain(f"{counted(done.number, 'predictions')} in {output}"), soft_wrap=True)
-    if done.cut and not as_json:
-        errors.print(f"Cut {counted(done.cut, 'texts')} at {limit} tokens, the model's limit.", style="yellow")
-    if done.failed:
-        raise ValueError(f"{done.failed} of {counted(done.number, 'inputs')} could not be read")
+            console.print(plain(f"{counted(done['inputs'], 'predictions')} in {output}"), soft_wrap=True)
+    if done["cut"] and not as_json:
+        errors.print(f"Cut {counted(done['cut'], 'texts')} at {limit} tokens, the model's limit.", style="yellow")
+    if done["failed"]:
+        raise ValueError(f"{done['failed']} of {counted(done['inputs'], 'inputs')} could not be read")
 
 
 # --- what is given -----------------------------------------------------------------------------------------
@@ -114,7 +117,7 @@ def _given(
 
 
 def _of_table(folder: Path, kind: str | None, data: Path, encoding: str | None, others: tuple[list[str], ...]) -> Given:
-    from sot.data.rows import open_table
+    from sot.data.rows import check_texts, read_rows
 
     inputs, text, pair = others
     if kind is not None:
@@ -123,18 +126,12 @@ def _of_table(folder: Path, kind: str | None, data: Path, encoding: str | None, 
     refuse("--data is the only input", {repr(each): True for each in inputs[:1]})
     if len(text) > 1 or len(pair) > 1:
         raise ValueError("with --data, --text and --pair name one column each")
-    table = open_table(data, text[0] if text else None, pair[0] if pair else None, encoding)
-    return _read(table)
-
-
-def _read(table: RowTable) -> Given:
-    """The texts of a table; of its rows only those of a batch are kept in memory."""
-    rows, first, second = tee(table.rows(), 3)
-    texts = (str(row[table.text]) for row in first)
-    pairs = None if table.pair is None else (str(row[table.pair]) for row in second)
-    if table.pair is None:
-        del second
-    return Given(texts, pairs, rows, table.names, table.size)
+    second = pair[0] if pair else None
+    column, names, size = check_texts(data, text[0] if text else None, second, encoding)
+    # of the rows only those of a batch are kept in memory
+    rows, of_texts, *of_pairs = tee(read_rows(data, None, encoding), 2 if second is None else 3)
+    pairs = None if second is None else (str(row[second]) for row in of_pairs[0])
+    return Given((str(row[column]) for row in of_texts), pairs, rows, names, size)
 
 
 def _lines() -> Iterator[str]:
@@ -152,10 +149,10 @@ def _files(path: str, kind: str) -> list[str]:
     """A file as it is, even if it is not there; of a folder all images or sounds in it, however deep."""
     if not os.path.isdir(path):
         return [path]
-    from sot.data.pictures import pictures_in
-    from sot.data.sounds import sounds_in
+    from sot.data.pictures import PICTURE_SUFFIXES
+    from sot.data.spec import SOUND_SUFFIXES, files_in
 
-    found = sounds_in(Path(path)) if kind == "sounds" else pictures_in(Path(path))
+    found = files_in(Path(path), SOUND_SUFFIXES if kind == "sounds" else PICTURE_SUFFIXES)
     if not found:
         raise ValueError(f"{path} holds no {kind}")
     return [str(file) for file in found]
@@ -186,36 +183,19 @@ def _predictions(folder: Path, given: Given, top: int, batch_size: int) -> tuple
     return progress(found, "Predicting", given.size), model.config, 0
 
 
-def _backend(given: Given) -> AbstractContextManager[None]:
-    from sot.ops.registry import asked, use
-
-    few = given.size is not None and given.size <= FEW and asked() == "auto"
-    return use("torch") if few else nullcontext()
-
-
 # --- what is shown -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class Count:
-    """How many inputs there were, could not be read, and were cut."""
-
-    number: int = 0
-    failed: int = 0
-    cut: int = 0
-
-    def add(self, prediction: Prediction) -> None:
-        """Count one more."""
-        self.number += 1
-        self.failed += prediction.error is not None
-        self.cut += prediction.cut
+def _count(done: Counter[str], prediction: Prediction) -> None:
+    """One more input, that could not be read or was cut, if so."""
+    done.update(inputs=1, failed=prediction.error is not None, cut=prediction.cut)
 
 
-def _print(predictions: Iterable[Prediction], as_json: bool) -> Count:
+def _print(predictions: Iterable[Prediction], as_json: bool) -> Counter[str]:
     """Print them as lines of JSON or as tables."""
-    done, table = Count(), Table("input", "class", "score")
+    done, table = Counter[str](), Table("input", "class", "score")
     for prediction in predictions:
-        done.add(prediction)
+        _count(done, prediction)
         if as_json:
             several = prediction.labels is not None
             typer.echo(
@@ -226,7 +206,7 @@ def _print(predictions: Iterable[Prediction], as_json: bool) -> Count:
             said = f"Cannot read {_short(prediction.source)}: {prediction.error}"
             errors.print(plain(said), style="yellow", soft_wrap=True)
         _add(table, prediction)
-        if done.number % PAGE == 0:
+        if done["inputs"] % PAGE == 0:
             console.print(table)
             table = Table("input", "class", "score")
     if table.row_count:
@@ -247,9 +227,11 @@ def _short(text: str) -> str:
     return line if len(line) <= SHOWN else line[: SHOWN - 1] + "…"
 
 
-def _write(output: Path, predictions: Iterable[Prediction], given: Given, top: int, config: Any, limit: int) -> Count:
+def _write(
+    output: Path, predictions: Iterable[Prediction], given: Given, top: int, config: Any, limit: int
+) -> Counter[str]:
     """Write each input, as it was, with its classes and scores beside it."""
-    done, number = Count(), config.problem == "regression"
+    done, number = Counter[str](), config.problem == "regression"
     count = 1 if number else min(top, config.num_labels)
     new = [name for rank in range(1, count + 1) for name in _names(rank)]
     several = ["labels"] if config.problem == "multi_label_classification" else []
@@ -259,7 +241,7 @@ def _write(output: Path, predictions: Iterable[Prediction], given: Given, top: i
     with written_atomically(output) as opened:
         keep = _writer(opened, output.suffix, [*(name for name in inputs if name not in new), *new])
         for prediction in predictions:
-            done.add(prediction)
+            _count(done, prediction)
             row = dict(zip(inputs, (prediction.source, prediction.pair))) if rows is None else next(rows)
             keep({**row, **dict.fromkeys(new, ""), **_scores(prediction, number, limit)})
     return done

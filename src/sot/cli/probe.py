@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sot.cli.groups import grouped
 from sot.cli.options import (
     DevOption,
     EncodingOption,
@@ -26,41 +28,88 @@ from sot.cli.options import (
     progress,
     refuse,
 )
-from sot.cli.texts import text_data
+from sot.cli.texts import TextOptions
 
 
+@dataclass(frozen=True)
+class SampleOptions:
+    """Which columns and how many samples are read."""
+
+    task: TaskOption = None
+    dev: DevOption = None
+    text: TextOption = "sentence"
+    pair: PairOption = None
+    label: LabelOption = "label"
+    fold_column: Annotated[str | None, of_data(help="Column that names the fold of each sound to score in turn.")] = (
+        None
+    )
+    regression: RegressionOption = False
+    encoding: EncodingOption = None
+    max_length: Annotated[int, of_data(help="Cut texts to this many tokens.", min=2)] = 128
+    train_samples: Annotated[int, of_data(help="Train on this many samples, drawn once. 0: all.", min=0)] = 0
+    test_samples: Annotated[int, of_data(help="Score this many samples, drawn once. 0: all.", min=0)] = 0
+
+    def read(self, opened: Any, model: str, data: str | None) -> Any:
+        """What the backbone, called `model`, is probed on."""
+        from sot import probe as probing
+
+        parts = (self.train_samples, self.test_samples)
+        kind = {"image": "images", "audio": "sounds"}.get(opened.config.modality)
+        fold_column = {"--fold-column": kind != "sounds" and self.fold_column is not None}
+        refuse("--fold-column is for tables of sounds", fold_column)
+        if kind is None:
+            columns = self.text, self.pair, self.label
+            texts, name = TextOptions(self.task, data, self.dev, *columns, self.regression, self.encoding).read()
+            return probing.read_texts(opened, texts, name, self.max_length, parts)
+        if data is None:
+            raise ValueError(f"{model} is a model for {kind}: it needs --data")
+        given = {f"--{name}": getattr(self, name) for name in ("task", "dev", "pair", "regression", "encoding")}
+        for option, value in given.items():
+            if value not in (None, False):
+                shown = option if value is True else f"{option} {value}"
+                raise ValueError(f"{shown} is for texts, and {model} is a model for {kind}")
+        if kind == "images":
+            return probing.read_images(opened, data, parts)
+        return probing.read_sounds(opened, data, parts, self.label, self.fold_column)
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How heads are fitted, and what is chosen from."""
+
+    labels: Annotated[str, of_training(help="Labels per class, drawn anew for each seed, e.g. 8,32,all.")] = "all"
+    seeds: Annotated[int | None, of_training(help="Fits of each head. Default: 10 with few labels, else 3.", min=1)] = (
+        None
+    )
+    representation: Annotated[
+        int | None, of_training(help="Approximate pooled size of gcp and mgcrp. Default: 1176.", min=1)
+    ] = None
+    epochs: Annotated[int, of_training(help="Epochs of each training, at least.", min=1)] = 10
+    rates: Annotated[str, of_training(help="Learning rates to choose from.")] = "1e-3,3e-3,1e-2,3e-2"
+    decays: Annotated[str, of_training(help="Weight decays to choose from.")] = "0.01,0.3"
+    search_folds: Annotated[
+        int | None,
+        of_training(help="Folds of five that choose settings. Default: 5, from 2,000 samples on 1.", min=1, max=5),
+    ] = None
+
+    def read(self) -> dict[str, Any]:
+        """As `compare_heads` takes them."""
+        from sot.probe import Budget
+
+        labels, rates, decays = _labels(self.labels), _numbers("--rates", self.rates), _numbers("--decays", self.decays)
+        budget = Budget(epochs=self.epochs, learning_rates=rates, weight_decays=decays, search_folds=self.search_folds)
+        return {"labels": labels, "budget": budget, "seeds": self.seeds, "representation": self.representation}
+
+
+@grouped
 def probe(
+    *,
     model: Annotated[str, typer.Option(help="A timm name, a Hugging Face hub name, or a folder.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the tables, the picture and the best model.")],
     data: Annotated[str | None, typer.Option(help="As in sot train, or as in sot finetune.")] = None,
     heads: Annotated[str, typer.Option(help="Names such as sot,class+gap,mhc3,majority, or all.")] = "all",
-    task: TaskOption = None,
-    dev: DevOption = None,
-    text: TextOption = "sentence",
-    pair: PairOption = None,
-    label: LabelOption = "label",
-    fold_column: Annotated[
-        str | None, of_data(help="Column that names the fold of each sound to score in turn.")
-    ] = None,
-    regression: RegressionOption = False,
-    encoding: EncodingOption = None,
-    max_length: Annotated[int, of_data(help="Cut texts to this many tokens.", min=2)] = 128,
-    train_samples: Annotated[int, of_data(help="Train on this many samples, drawn once. 0: all.", min=0)] = 0,
-    test_samples: Annotated[int, of_data(help="Score this many samples, drawn once. 0: all.", min=0)] = 0,
-    labels: Annotated[str, of_training(help="Labels per class, drawn anew for each seed, e.g. 8,32,all.")] = "all",
-    seeds: Annotated[
-        int | None, of_training(help="Fits of each head. Default: 10 with few labels, else 3.", min=1)
-    ] = None,
-    representation: Annotated[
-        int | None, of_training(help="Approximate pooled size of gcp and mgcrp. Default: 1176.", min=1)
-    ] = None,
-    epochs: Annotated[int, of_training(help="Epochs of each training, at least.", min=1)] = 10,
-    rates: Annotated[str, of_training(help="Learning rates to choose from.")] = "1e-3,3e-3,1e-2,3e-2",
-    decays: Annotated[str, of_training(help="Weight decays to choose from.")] = "0.01,0.3",
-    search_folds: Annotated[
-        int | None,
-        of_training(help="Folds of five that choose settings. Default: 5, from 2,000 samples on 1.", min=1, max=5),
-    ] = None,
+    samples: SampleOptions,
+    fit: FitOptions,
     pretrained: Annotated[bool, of_start(help="Load the published weights of a name.")] = True,
     weights: Annotated[Path | None, of_start(help="Weights of a timm model, from a file.")] = None,
     img_size: Annotated[int | None, of_start(help="Image size of a timm model.", min=1)] = None,
@@ -70,43 +119,21 @@ def probe(
     as_json: JsonOption = False,
 ) -> None:
     """Fit heads on a frozen backbone and compare them."""
-    if data is None and task is None:
+    if data is None and samples.task is None:
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
     from sot.bench.timing import thread_count
-    from sot.training.run import show_bars_on_terminals_only
+    from sot.models.folder import show_bars_on_terminals_only
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
-    counts = _labels(labels)
-    budget = probing.Budget(
-        epochs=epochs,
-        learning_rates=_numbers("--rates", rates),
-        weight_decays=_numbers("--decays", decays),
-        search_folds=search_folds,
-    )
+    options = fit.read()
     show_bars_on_terminals_only()
-    parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
     with thread_count(threads):
         opened = probing.open_backbone(backbone)
-        kind = {"image": "images", "audio": "sounds"}.get(opened.config.modality)
-        refuse("--fold-column is for tables of sounds", {"--fold-column": kind != "sounds" and fold_column is not None})
-        if kind is not None:
-            if data is None:
-                raise ValueError(f"{model} is a model for {kind}: it needs --data")
-            given = {"--task": task, "--dev": dev, "--pair": pair, "--regression": regression, "--encoding": encoding}
-            _refuse_texts(model, kind, given)
-            subject = (
-                probing.read_images(opened, data, parts)
-                if kind == "images"
-                else probing.read_sounds(opened, data, parts, label, fold_column)
-            )
-        else:
-            texts, name = text_data(task, data, dev, (text, pair, label), regression=regression, encoding=encoding)
-            subject = probing.read_texts(opened, texts, name, max_length, parts)
-        options: dict[str, Any] = {"cache": cache, "seeds": seeds, "budget": budget, "progress": progress}
-        options |= {"representation": representation, "labels": counts}
+        subject = samples.read(opened, model, data)
+        options |= {"cache": cache, "progress": progress}
         comparison = probing.compare_heads(opened, backbone.title, subject, names, out, **options)
     if as_json:
         typer.echo(json.dumps(comparison.to_dict()))
@@ -135,11 +162,3 @@ def _numbers(option: str, text: str) -> tuple[float, ...]:
     if not numbers or not all(0 < number < math.inf for number in numbers):
         raise ValueError(f"{option} takes numbers above 0 with commas between them; got {text!r}")
     return numbers
-
-
-def _refuse_texts(model: str, kind: str, options: dict[str, Any]) -> None:
-    """Raise ValueError for an option of texts that was given with a model for something else."""
-    for option, given in options.items():
-        if given not in (None, False):
-            shown = option if given is True else f"{option} {given}"
-            raise ValueError(f"{shown} is for texts, and {model} is a model for {kind}")

@@ -39,10 +39,10 @@ def reproduce(
     if table is None:
         _list(preset)
         return
+    from sot.models.folder import show_bars_on_terminals_only
     from sot.paper.side_by_side import collect, side_by_side_table, subject, write_report
     from sot.paper.table import choose_rows, choose_tasks, load_paper_table
     from sot.paper.work import Store, Where, plan
-    from sot.training.run import show_bars_on_terminals_only
     from sot.training.run_folder import only_processes
 
     chosen = load_paper_table(table, preset, settings or [])

@@ -4,101 +4,127 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sot.cli.options import of_data, of_start, of_training, print_scores, print_table
+from sot.cli.options import (
+    AccumulationOption,
+    HeadOption,
+    JsonOption,
+    LogOption,
+    OverwriteOption,
+    SetOption,
+    check_log,
+    is_first_process,
+    of_data,
+    of_output,
+    of_start,
+    of_training,
+    print_scores,
+    print_table,
+    read_recipe,
+)
 from sot.files import rich_table, visible
 
 if TYPE_CHECKING:
     from sot.core.head import HeadConfig
     from sot.training.recipe import Recipe
 
-ChosenRecipeOption = Annotated[
-    str | None,
-    of_training(
-        "--recipe",
-        help="Recipe name (see `sot recipes`) or YAML file. Default: finetune for models with weights, else scratch.",
-    ),
-]
-MetricOption = Annotated[
-    str | None, of_training(help="Keep the best epoch by macro_f1, accuracy, mcc, loss, … auto: the task's own score.")
-]
-PatienceOption = Annotated[
-    int | None, of_training(help="Stop after this many evaluations without a better score.", min=1)
-]
-BalanceOption = Annotated[bool, of_training("--balance", help="Weight classes by inverse frequency.")]
-FreezeOption = Annotated[bool, of_start("--freeze", help="Train the head only.")]
-LoraOption = Annotated[int | None, of_start(help="Train LoRA adapters of this rank in the backbone.", min=1)]
-WeightsOption = Annotated[
-    Path | None, of_start(help="Weights to start from: .safetensors, or a torch file of tensors only.")
-]
-FoldsOption = Annotated[int | None, of_data(help="Cross-validate with this many folds.", min=2)]
-
-
-def run_settings(metric: str | None, patience: int | None, balance: bool, freeze: bool, lora: int | None) -> list[str]:
-    """Options that stand for settings of the recipe, as such."""
-    given: dict[str, Any] = {"metric": metric, "patience": patience, "lora": lora}
-    flags = {"balance": balance, "freeze": freeze}
-    said = [f"{name}={value}" for name, value in given.items() if value is not None]
-    return [*said, *(f"{name}=true" for name, value in flags.items() if value)]
-
-
-def check_run(out: Path, resume: bool, overwrite: bool, weights: Path | None) -> None:
-    """Refuse what the files can tell, before any library is loaded."""
-    from sot.training.run_folder import check_out
-
-    check_out(out, resume, overwrite)
-    if weights is not None and not weights.is_file():
-        raise ValueError(f"--weights: no such file: {weights}")
-
 
 def say(line: str) -> None:
     """A line of a run's log, at once."""
-    from sot.cli.options import is_first_process
-
     if is_first_process():
         print(visible(line), file=sys.stderr, flush=True)
 
 
-def own_head(model: str, asked: str | None, parsed: HeadConfig | None) -> HeadConfig | None:
-    """The head of the model to continue from, if that has one and the user names no other."""
-    from sot.core.head import HeadConfig
-    from sot.saved import folder_config
-    from sot.training.starting import is_trained
+@dataclass(frozen=True)
+class RunOptions:
+    """What can be asked for of any run."""
 
-    if asked is not None or not is_trained(model):
-        return parsed
-    return HeadConfig.from_saved(folder_config(Path(model))["head"])
+    out: Annotated[Path, typer.Option("--out", help="Folder of the run: model, metrics, curves, checkpoints.")]
+    head: HeadOption = None
+    settings: SetOption = None
+    metric: Annotated[
+        str | None,
+        of_training(help="Keep the best epoch by macro_f1, accuracy, mcc, loss, … auto: the task's own score."),
+    ] = None
+    patience: Annotated[
+        int | None, of_training(help="Stop after this many evaluations without a better score.", min=1)
+    ] = None
+    balance: Annotated[bool, of_training("--balance", help="Weight classes by inverse frequency.")] = False
+    folds: Annotated[int | None, of_data(help="Cross-validate with this many folds.", min=2)] = None
+    weights: Annotated[
+        Path | None, of_start(help="Weights to start from: .safetensors, or a torch file of tensors only.")
+    ] = None
+    freeze: Annotated[bool, of_start("--freeze", help="Train the head only.")] = False
+    lora: Annotated[int | None, of_start(help="Train LoRA adapters of this rank in the backbone.", min=1)] = None
+    resume: Annotated[bool, of_output("--resume", help="Continue the run in --out from its last checkpoint.")] = False
+    overwrite: OverwriteOption = False
+    accumulation: AccumulationOption = 1
+    log: LogOption = "tensorboard"
+    as_json: JsonOption = False
 
+    def check(self) -> None:
+        """Refuse what the files can tell, before any library is loaded."""
+        from sot.training.run_folder import check_out
 
-def run(
-    train: Callable[..., dict[str, float]],
-    out: Path,
-    folds: int | None,
-    recipe: Recipe,
-    identity: Mapping[str, Any],
-    options: Mapping[str, Any],
-    title: str,
-    as_json: bool,
-) -> None:
-    """Train once, or once for every fold, and print the scores; `train` takes the folder and `options`."""
-    if folds is None:
-        print_scores(train(out, **options), as_json, f"{title}, in {out}")
-        return
-    from sot.training.folds import cross_validate, summarized
+        check_log(self.log)
+        check_out(self.out, self.resume, self.overwrite)
+        if self.weights is not None and not self.weights.is_file():
+            raise ValueError(f"--weights: no such file: {self.weights}")
 
-    how = {name: options[name] for name in ("resume", "overwrite")}
-    rest = {name: value for name, value in options.items() if name not in how}
-    found = cross_validate(lambda *a, **k: train(*a, **{**rest, **k}), folds, out, identity, recipe, say=say, **how)
-    table = summarized(found)
-    if as_json:
-        typer.echo(json.dumps({"folds": found, **table}))
-        return
-    rows = [
-        (name.removeprefix("eval_"), f"{row['mean']:.4f}", f"± {row['interval']:.4f}") for name, row in table.items()
-    ]
-    print_table(f"{title}, {folds} folds, in {out}", rich_table(["score"], ["mean", "95 % CI"], rows))
+    @property
+    def wanted(self) -> list[str]:
+        """Settings of the recipe, and options that stand for such."""
+        names = ("metric", "patience", "lora", "balance", "freeze")
+        given = {name: value for name in names if (value := getattr(self, name)) not in (None, False)}
+        said = (f"{name}={'true' if value is True else value}" for name, value in given.items())
+        return [*(self.settings or []), *said]
+
+    def recipe_and_head(
+        self, name: str, model: str, task: str, own: Sequence[str] = ()
+    ) -> tuple[Recipe, HeadConfig | None]:
+        """The recipe of this name; its head is that of the model to continue from, unless the user names another."""
+        recipe, head = read_recipe(name, [*own, *self.wanted], self.head, task)
+        from sot.core.head import HeadConfig
+        from sot.saved import folder_config
+        from sot.training.starting import is_trained
+
+        if self.head is None and is_trained(model):
+            head = HeadConfig.from_saved(folder_config(Path(model))["head"])
+        return recipe, head
+
+    def carry_out(
+        self, train: Callable[..., dict[str, float]], recipe: Recipe, identity: dict[str, Any], title: str, chosen: str
+    ) -> None:
+        """Train once, or once for every fold, and print the scores; `train` takes the folder and how it is done."""
+        how: dict[str, Any] = {"weights": self.weights, "accumulation": self.accumulation, "report_to": self.log}
+        how |= {"chosen": chosen, "say": say}
+        again = {"resume": self.resume, "overwrite": self.overwrite}
+        if self.folds is None:
+            print_scores(train(self.out, **how, **again), self.as_json, f"{title}, in {self.out}")
+            return
+        from sot.training.folds import cross_validate, summarized
+
+        found = cross_validate(
+            lambda folder, **turn: train(folder, **how, **turn),
+            self.folds,
+            self.out,
+            identity,
+            recipe,
+            say=say,
+            **again,
+        )
+        table = summarized(found)
+        if self.as_json:
+            typer.echo(json.dumps({"folds": found, **table}))
+            return
+        rows = [
+            (name.removeprefix("eval_"), f"{row['mean']:.4f}", f"± {row['interval']:.4f}")
+            for name, row in table.items()
+        ]
+        print_table(f"{title}, {self.folds} folds, in {self.out}", rich_table(["score"], ["mean", "95 % CI"], rows))

@@ -4,57 +4,110 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from sot.cli.options import refuse_both
+from sot.cli.options import (
+    DevOption,
+    EncodingOption,
+    LabelOption,
+    MultiLabelOption,
+    PairOption,
+    RegressionOption,
+    SeparatorOption,
+    TaskOption,
+    TextOption,
+    of_data,
+    read_tags,
+    refuse_both,
+)
 
 if TYPE_CHECKING:
     from sot.data.tags import Tags
 
 
-def text_data(
-    task: str | None,
-    data: str | None,
-    dev: Path | None,
-    columns: tuple[str, str | None, str],
-    labels: Any = None,
-    regression: bool = False,
-    encoding: str | None = None,
-    tags: Tags | None = None,
-) -> tuple[Any, str]:
-    """Texts and what they are called; a table is one to train on, or, for a model that knows `labels`, to evaluate.
+@dataclass(frozen=True)
+class TextOptions:
+    """Which texts, and which columns of their tables."""
 
-    A model of one label predicts numbers.
-    """
-    from sot.data.texts import Columns, load_set, load_table, load_task, task_of
+    task: TaskOption = None
+    data: Annotated[
+        str | None, of_data(help="A .csv, .tsv or .jsonl table, the folder of a GLUE task, or hfds/NAME[:CONFIG].")
+    ] = None
+    dev: DevOption = None
+    text: TextOption = "sentence"
+    pair: PairOption = None
+    label: LabelOption = "label"
+    regression: RegressionOption = False
+    encoding: EncodingOption = None
+    multi_label: MultiLabelOption = False
+    separator: SeparatorOption = None
 
-    task = task or (data and task_of(data))
-    if task is not None:
-        usual = Columns()
-        defaults = {"--text": usual.text, "--pair": usual.pair, "--label": usual.label}
-        changed = {name: value for (name, default), value in zip(defaults.items(), columns) if value != default}
-        others = {"--encoding": encoding, "--regression": regression, "--multi-label": tags is not None}
-        _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
-        return load_task(task, data), task
-    if data is None:
-        raise ValueError("name a --task, or give --data a table with columns --text and --label")
-    refuse_both("--regression", "--multi-label", regression and tags is not None)
-    regression |= labels is not None and len(labels) == 1
-    if data.startswith("hfds/"):
-        _refuse_of_tables(data, {"--dev": dev, "--encoding": encoding})
-        return load_set(data, Columns(*columns, tags), labels, regression), data
-    train = Path(data) if labels is None else None
-    dev = dev if train else Path(data)
-    return load_table(train, dev, Columns(*columns, tags), labels, regression, encoding), Path(data).name
+    @property
+    def columns(self) -> tuple[str, str | None, str]:
+        """Of the text, its partner and the label."""
+        return self.text, self.pair, self.label
 
+    @property
+    def tags(self) -> Tags | None:
+        """Where a text has several labels."""
+        return read_tags(self.label, self.multi_label, self.separator)
 
-def source_of(data: str | None, dev: Path | None, columns: Any, regression: bool, tags: Tags | None) -> dict[str, Any]:
-    """What tells texts from others of the same name, for a run that is resumed."""
-    from sot.training.run_folder import full_name
+    def read(self, labels: list[str] | None = None) -> tuple[Any, str]:
+        """Texts and what they are called; a table is to train on, or, for a model that knows `labels`, to evaluate.
 
-    source: dict[str, Any] = {"source": data and full_name(data), "dev": dev and full_name(str(dev))}
-    return source | {"columns": [*columns], "regression": regression, **({} if tags is None else {"tags": str(tags)})}
+        A model of one label predicts numbers.
+        """
+        from sot.data.texts import Columns, load_set, load_table, load_task, task_of
+
+        task, data, dev, tags = self.task, self.data, self.dev, self.tags
+        task = task or (data and task_of(data))
+        if task is not None:
+            usual = Columns()
+            defaults = {"--text": usual.text, "--pair": usual.pair, "--label": usual.label}
+            changed = {
+                name: value for (name, default), value in zip(defaults.items(), self.columns) if value != default
+            }
+            others = {"--encoding": self.encoding, "--regression": self.regression, "--multi-label": tags is not None}
+            _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
+            return load_task(task, data), task
+        if data is None:
+            raise ValueError("name a --task, or give --data a table with columns --text and --label")
+        refuse_both("--regression", "--multi-label", self.regression and tags is not None)
+        regression = self.regression or (labels is not None and len(labels) == 1)
+        columns = Columns(*self.columns, tags)
+        if data.startswith("hfds/"):
+            _refuse_of_tables(data, {"--dev": dev, "--encoding": self.encoding})
+            return load_set(data, columns, labels, regression), data
+        train, dev = (Path(data), dev) if labels is None else (None, Path(data))
+        return load_table(train, dev, columns, labels, regression, self.encoding), Path(data).name
+
+    def source(self) -> dict[str, Any]:
+        """What tells the texts from others of the same name, for a run that is resumed."""
+        from sot.training.run_folder import full_name
+
+        source: dict[str, Any] = {"source": self.data and full_name(self.data)}
+        source |= {"dev": self.dev and full_name(str(self.dev)), "columns": [*self.columns]}
+        return source | {"regression": self.regression, **({} if self.tags is None else {"tags": str(self.tags)})}
+
+    def check(self, folds: int | None = None) -> None:
+        """Refuse what names and files tell of a table of texts, before any library is loaded."""
+        from sot.data.glue import task_of
+        from sot.data.rows import check_table
+
+        read_tags(self.label, self.multi_label, self.separator)
+        task, data, dev = self.task, self.data, self.dev
+        if folds is not None and (task is not None or dev is not None):
+            raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
+        if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
+            return
+        for file in filter(None, (Path(data), dev)):
+            check_table(file, self.encoding)
+        named = [name for name in self.columns if name is not None]
+        if len(set(named)) < len(named):
+            twice = next(name for name in named if named.count(name) > 1)
+            raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
 
 
 def check_text_model(model: str) -> None:
@@ -65,30 +118,6 @@ def check_text_model(model: str) -> None:
     files = (Path(found.origin).parent / "models").glob("*.py")
     if name.startswith("sot_") or any(f"@register_model\ndef {name}(" in file.read_text() for file in files):
         raise ValueError(f"{model} is a timm model, for images: use sot train; accepted: a text model")
-
-
-def check_texts(
-    task: str | None,
-    data: str | None,
-    dev: Path | None,
-    columns: tuple[str, str | None, str],
-    folds: int | None = None,
-    encoding: str | None = None,
-) -> None:
-    """Refuse what names and files tell of a table of texts, before any library is loaded."""
-    from sot.data.glue import task_of
-    from sot.data.rows import check_table
-
-    if folds is not None and (task is not None or dev is not None):
-        raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
-    if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
-        return
-    for file in filter(None, (Path(data), dev)):
-        check_table(file, encoding)
-    named = [name for name in columns if name is not None]
-    if len(set(named)) < len(named):
-        twice = next(name for name in named if named.count(name) > 1)
-        raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
 
 
 def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:

@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sot.cli.groups import grouped
 from sot.cli.options import (
-    AccumulationOption,
-    HeadOption,
-    JsonOption,
     LabelOption,
-    LogOption,
     MultiLabelOption,
-    OutOption,
-    OverwriteOption,
-    ResumeOption,
     SeparatorOption,
-    SetOption,
     WorkersOption,
-    check_log,
     of_data,
     of_start,
+    of_training,
     picture_columns,
-    read_recipe,
     read_tags,
 )
-from sot.cli.runs import (
-    BalanceOption,
-    ChosenRecipeOption,
-    FoldsOption,
-    FreezeOption,
-    LoraOption,
-    MetricOption,
-    PatienceOption,
-    WeightsOption,
-    check_run,
-    own_head,
-    run,
-    run_settings,
-    say,
-)
+from sot.cli.runs import RunOptions
 
 
+@grouped
 def train(
+    *,
     model: Annotated[
         str,
         typer.Option(help="A timm name (sot_tiny, …), a Hugging Face vision or audio model, or the folder of a run."),
@@ -55,70 +36,50 @@ def train(
             "hfds/NAME, hfids/NAME or wds/NAME@DIR."
         ),
     ],
-    out: OutOption,
     label: LabelOption = "label",
     multi_label: MultiLabelOption = False,
     separator: SeparatorOption = None,
-    recipe: ChosenRecipeOption = None,
-    head: HeadOption = None,
-    settings: SetOption = None,
-    metric: MetricOption = None,
-    patience: PatienceOption = None,
-    balance: BalanceOption = False,
-    folds: FoldsOption = None,
+    recipe: Annotated[
+        str | None,
+        of_training(
+            help="Recipe name (see `sot recipes`) or YAML file. "
+            "Default: finetune for models with weights, else scratch."
+        ),
+    ] = None,
     pretrained: Annotated[
-        bool,
-        of_start("--pretrained", help="Start from the published weights, whatever the recipe."),
+        bool, of_start("--pretrained", help="Start from the published weights, whatever the recipe.")
     ] = False,
-    weights: WeightsOption = None,
-    freeze: FreezeOption = False,
-    lora: LoraOption = None,
+    run: RunOptions,
     strict: Annotated[
-        bool,
-        of_data("--strict", help="Refuse unreadable files. Default: leave them out, and list them."),
+        bool, of_data("--strict", help="Refuse unreadable files. Default: leave them out, and list them.")
     ] = False,
-    resume: ResumeOption = False,
-    overwrite: OverwriteOption = False,
     workers: WorkersOption = 0,
-    accumulation: AccumulationOption = 1,
-    log: LogOption = "tensorboard",
-    as_json: JsonOption = False,
 ) -> None:
     """Train an image or sound classifier."""
-    report_to = check_log(log)
-    check_run(out, resume, overwrite, weights)
-    sounds = _check_data(data)
-    wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
+    from sot.data.spec import check_pictures, holds_sounds
+
+    run.check()
+    sounds = holds_sounds(data)
+    if not sounds:
+        check_pictures(data)
     recipe = recipe or ("sounds" if sounds else None)
-    name, why, has_weights = _chosen(model, data, recipe, wanted, weights is not None)
+    name, why, has_weights = _chosen(model, data, recipe, run.wanted, run.weights is not None)
     own = [] if sounds else _own_size(model, name)
-    chosen, parsed = read_recipe(name, [*own, *wanted], head, "audio" if sounds else "image")
-    parsed = own_head(model, head, parsed)
+    chosen, head = run.recipe_and_head(name, model, "audio" if sounds else "image", own)
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
-    from sot.training.train_sounds import train_sounds
+    from sot.training.train_sounds import SOUNDS
 
-    options: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "weights": weights, "strict": strict}
-    options |= {"workers": workers, "accumulation": accumulation, "report_to": report_to}
-    options |= {"pretrained": pretrained or has_weights or sounds, "chosen": why, "say": say, "columns": columns}
+    options: dict[str, Any] = {"strict": strict, "workers": workers, "columns": columns}
+    options |= {"pretrained": pretrained or has_weights or sounds, "medium": SOUNDS if sounds else None}
     identity: dict[str, Any] = {"command": "train", "model": full_name(model), "data": full_name(data)}
-    identity["head"] = None if parsed is None else parsed.to_dict()
+    identity["head"] = None if head is None else head.to_dict()
 
-    def start(folder: Any, **how: Any) -> dict[str, float]:
-        return (train_sounds if sounds else train_images)(model, data, folder, chosen, parsed, **how)
+    def start(folder: Path, **how: Any) -> dict[str, float]:
+        return train_images(model, data, folder, chosen, head, **options, **how)
 
-    run(start, out, folds, chosen, identity, options, f"{model} on {data}", as_json)
-
-
-def _check_data(data: str) -> bool:
-    """Whether the data are sounds; what is neither that nor images is refused."""
-    from sot.data.spec import check_pictures, holds_sounds
-
-    if holds_sounds(data):
-        return True
-    check_pictures(data)
-    return False
+    run.carry_out(start, chosen, identity, f"{model} on {data}", why)
 
 
 def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weights: bool) -> tuple[str, str, bool]:

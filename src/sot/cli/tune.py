@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,22 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sot.cli.groups import grouped
 from sot.cli.options import (
     AccumulationOption,
-    DevOption,
-    EncodingOption,
     HeadOption,
     JsonOption,
-    LabelOption,
     LogOption,
-    MultiLabelOption,
     OverwriteOption,
-    PairOption,
-    RegressionOption,
-    SeparatorOption,
     SetOption,
-    TaskOption,
-    TextOption,
     WorkersOption,
     check_log,
     console,
@@ -38,77 +30,74 @@ from sot.cli.options import (
     print_scores,
     print_table,
     read_recipe,
-    read_tags,
     refuse,
 )
-from sot.cli.texts import check_text_model, check_texts, source_of, text_data
-from sot.files import counted, rich_table
+from sot.cli.texts import TextOptions, check_text_model
+from sot.files import counted, in_words, rich_table
 
 if TYPE_CHECKING:
+    from sot.training.recipe import Recipe
     from sot.training.tune import Outcome, Tuner
+    from sot.training.tuning_jobs import TuningJob
 
 of_search = partial(typer.Option, rich_help_panel="Search")
 TABLES = (".csv", ".tsv", ".txt", ".jsonl")
-ModelArgument = Annotated[str, typer.Argument(help="As --model of sot finetune or sot train.")]
-DataOption = Annotated[str | None, of_data(help="As --data of sot finetune or sot train.")]
-OutOption = Annotated[
-    Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, and the winner in best.")
-]
-RecipeOption = Annotated[
-    str | None,
-    of_training(help="Recipe name (see `sot recipes`) or YAML file. Default: text for texts, else as sot train."),
-]
-SearchOption = Annotated[
-    list[str] | None,
-    of_search(help="lr=1e-5..1e-3:log, epochs=3,5 or head.dropout=0.5,0.8. Added to the recipe's grid. Repeatable."),
-]
-SamplerOption = Annotated[str | None, of_search(help="grid, random or tpe. Default: grid if every setting is a list.")]
-TrialsOption = Annotated[int | None, of_search(help="Number of trials. Default: the whole grid, or 20.", min=1)]
-PruneOption = Annotated[
-    bool | None,
-    of_search("--prune/--no-prune", help="Stop trials below the median early. Default: yes, but not for a grid."),
-]
-SeedsOption = Annotated[int, of_search(help="Runs per trial with different seeds. Their mean counts.", min=1)]
-HeldOutOption = Annotated[float, of_search(help="Share of the training data to choose by.", min=0.01, max=0.9)]
-MetricOption = Annotated[str | None, of_search(help="Score to choose by. Default: the task's own.")]
-StorageOption = Annotated[
-    str | None, of_search(help="Optuna storage URL, or a file that machines share. Default: study.db in --out.")
-]
-StudyOption = Annotated[str | None, of_search(help="Name of the study in the storage. Default: the name of --out.")]
-ResumeOption = Annotated[bool, of_output("--resume", help="Continue the search in --out, or join it.")]
-DryRunOption = Annotated[bool, of_search("--dry-run", help="Print the cost and train nothing.")]
-PretrainedOption = Annotated[bool, of_training("--pretrained", help="Images: start from the published weights.")]
 
 
+@dataclass(frozen=True)
+class SearchedData(TextOptions):
+    """Texts, or images."""
+
+    data: Annotated[str | None, of_data(help="As --data of sot finetune or sot train.")] = None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to search."""
+
+    searches: Annotated[
+        list[str] | None,
+        of_search(
+            "--search",
+            help="lr=1e-5..1e-3:log, epochs=3,5 or head.dropout=0.5,0.8. Added to the recipe's grid. Repeatable.",
+        ),
+    ] = None
+    sampler: Annotated[str | None, of_search(help="grid, random or tpe. Default: grid if every setting is a list.")] = (
+        None
+    )
+    trials: Annotated[int | None, of_search(help="Number of trials. Default: the whole grid, or 20.", min=1)] = None
+    prune: Annotated[
+        bool | None,
+        of_search("--prune/--no-prune", help="Stop trials below the median early. Default: yes, but not for a grid."),
+    ] = None
+    seeds: Annotated[int, of_search(help="Runs per trial with different seeds. Their mean counts.", min=1)] = 1
+    held_out: Annotated[float, of_search(help="Share of the training data to choose by.", min=0.01, max=0.9)] = 0.2
+    metric: Annotated[str | None, of_search(help="Score to choose by. Default: the task's own.")] = None
+    storage: Annotated[
+        str | None, of_search(help="Optuna storage URL, or a file that machines share. Default: study.db in --out.")
+    ] = None
+    study: Annotated[str | None, of_search(help="Name of the study in the storage. Default: the name of --out.")] = None
+
+
+@grouped
 def tune(
-    model: ModelArgument,
-    out: OutOption,
-    task: TaskOption = None,
-    data: DataOption = None,
-    dev: DevOption = None,
-    text: TextOption = "sentence",
-    pair: PairOption = None,
-    label: LabelOption = "label",
-    regression: RegressionOption = False,
-    encoding: EncodingOption = None,
-    multi_label: MultiLabelOption = False,
-    separator: SeparatorOption = None,
-    recipe: RecipeOption = None,
+    *,
+    model: Annotated[str, typer.Argument(help="As --model of sot finetune or sot train.")],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, and the winner in best.")
+    ],
+    given: SearchedData,
+    recipe: Annotated[
+        str | None,
+        of_training(help="Recipe name (see `sot recipes`) or YAML file. Default: text for texts, else as sot train."),
+    ] = None,
     head: HeadOption = None,
     settings: SetOption = None,
-    search: SearchOption = None,
-    sampler: SamplerOption = None,
-    trials: TrialsOption = None,
-    prune: PruneOption = None,
-    seeds: SeedsOption = 1,
-    held_out: HeldOutOption = 0.2,
-    metric: MetricOption = None,
-    storage: StorageOption = None,
-    study: StudyOption = None,
-    resume: ResumeOption = False,
+    search: SearchOptions,
+    resume: Annotated[bool, of_output("--resume", help="Continue the search in --out, or join it.")] = False,
     overwrite: OverwriteOption = False,
-    dry_run: DryRunOption = False,
-    pretrained: PretrainedOption = False,
+    dry_run: Annotated[bool, of_search("--dry-run", help="Print the cost and train nothing.")] = False,
+    pretrained: Annotated[bool, of_training("--pretrained", help="Images: start from the published weights.")] = False,
     workers: WorkersOption = 0,
     accumulation: AccumulationOption = 1,
     log: LogOption = "tensorboard",
@@ -118,39 +107,18 @@ def tune(
 
     The held-out part is taken from the training data. The winner is trained on all of it.
     """
-    from sot.data.spec import check_pictures
-
     report_to = check_log(log)
-    columns = (text, pair, label)
-    texts = _reads_texts(task, data)
-    _check(recipe or ("text" if texts else "finetune"), settings, search, sampler, (out, resume, overwrite, dry_run))
-    if data is not None and not texts and not data.startswith("hfds/"):
-        check_pictures(data)
-    elif texts:
-        check_text_model(model)
-        check_texts(task, data, dev, columns, encoding=encoding)
+    texts = _reads_texts(given)
+    _check(recipe or ("text" if texts else "finetune"), settings, search, (out, resume, overwrite, dry_run))
+    _check_data(model, given, texts)
+    from sot.training.choice import choose_recipe
     from sot.training.recipe import load_recipe
     from sot.training.tune import Plan, Tuner
 
-    recipe = recipe or ("text" if texts else _image_recipe(model, data))
+    recipe = recipe or ("text" if texts else choose_recipe(model, str(given.data), weights=False)[0])
     trained = read_recipe(recipe, settings, head, load_recipe(recipe).task)
-    plan = Plan(search or [], _pinned(settings, head), sampler, trials, prune, seeds, held_out, metric, storage, study)
-    tags = read_tags(label, multi_label, separator)
-    share = {"share": held_out, "seed": trained[0].seed, "accumulation": accumulation}
-    if trained[0].task == "text":
-        refuse(f"recipe {recipe} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
-        table, name = text_data(task, data, dev, columns, regression=regression, encoding=encoding, tags=tags)
-        job = _text_job(model, table, name, source_of(data, dev, columns, regression, tags), share)
-    else:
-        job = _image_job(
-            model,
-            task,
-            data,
-            label,
-            tags,
-            {**share, "pretrained": pretrained or _starts_pretrained(model, recipe), "workers": workers},
-        )
-    tuner = Tuner(job, trained, plan)
+    job = _job(model, given, recipe, trained[0], pretrained, workers, share=search.held_out, accumulation=accumulation)
+    tuner = Tuner(job, trained, Plan(**vars(search), pinned=_pinned(settings, head)))
     if tuner.idle:
         errors.print(f"Not searched, as the head has no words: {', '.join(tuner.idle)}.", highlight=False)
     if dry_run:
@@ -163,42 +131,40 @@ def tune(
     _print_outcome(outcome, f"{model} on {job.data}", out, as_json)
 
 
-def _reads_texts(task: str | None, data: str | None) -> bool:
+def _reads_texts(given: SearchedData) -> bool:
     """Whether the data are texts: those of a task, or a table that names no files."""
     from sot.data.glue import task_of
     from sot.data.tags import has_pictures, is_picture_table
 
-    if task is not None or data is None or task_of(data) is not None:
-        return task is not None or data is not None
-    return data.endswith(TABLES) and not (is_picture_table(data) and has_pictures(data))
+    if given.task is not None or given.data is None or task_of(given.data) is not None:
+        return given.task is not None or given.data is not None
+    return given.data.endswith(TABLES) and not (is_picture_table(given.data) and has_pictures(given.data))
 
 
-def _check(recipe: str, settings: Any, search: list[str] | None, sampler: str | None, folder: Any) -> None:
+def _check(recipe: str, settings: list[str] | None, search: SearchOptions, folder: Any) -> None:
     """Refuse what can be told without loading torch."""
     from sot.training.recipe import check_settings
     from sot.training.run_folder import check_out
-    from sot.training.search import SAMPLERS, parse_search
+    from sot.training.search import check_sampler, parse_search
 
     out, resume, overwrite, dry_run = folder
     if not dry_run:
         check_out(out, resume, overwrite)
     check_settings(recipe, settings or [])
-    for each in search or []:
+    for each in search.searches or []:
         parse_search(each)
-    if sampler not in (None, *SAMPLERS):
-        raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
+    if search.sampler is not None:
+        check_sampler(search.sampler)
 
 
-def _image_recipe(model: str, data: str | None) -> str:
-    from sot.training.choice import choose_recipe
+def _check_data(model: str, given: SearchedData, texts: bool) -> None:
+    from sot.data.spec import check_pictures
 
-    return choose_recipe(model, str(data), weights=False)[0]
-
-
-def _starts_pretrained(model: str, recipe: str) -> bool:
-    from sot.training.choice import FINETUNE, has_weights
-
-    return recipe == FINETUNE and has_weights(model)
+    if texts:
+        check_text_model(model)
+        given.check()
+    elif given.data is not None and not given.data.startswith("hfds/"):
+        check_pictures(given.data)
 
 
 def _pinned(settings: list[str] | None, head: str | None) -> list[str]:
@@ -208,18 +174,21 @@ def _pinned(settings: list[str] | None, head: str | None) -> list[str]:
     return [*(setting.partition("=")[0].strip() for setting in settings or []), *of_head]
 
 
-def _text_job(model: str, table: Any, name: str, source: dict[str, Any], options: Any) -> Any:
-    from sot.training.tuning_jobs import text_job
+def _job(
+    model: str, given: SearchedData, name: str, recipe: Recipe, pretrained: bool, workers: int, **options: Any
+) -> TuningJob:
+    """What the recipe of this name trains over and over."""
+    from sot.training.choice import FINETUNE, has_weights
+    from sot.training.tuning_jobs import image_job, text_job
 
-    return text_job(model, table, name, source=source, **options)
-
-
-def _image_job(model: str, task: str | None, data: str | None, label: str, tags: Any, options: dict[str, Any]) -> Any:
-    from sot.training.tuning_jobs import image_job
-
-    if task is not None or data is None:
+    options["seed"] = recipe.seed
+    if recipe.task == "text":
+        refuse(f"recipe {name} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
+        return text_job(model, *given.read(), source=given.source(), **options)
+    if given.task is not None or given.data is None:
         raise ValueError("a recipe for images needs --data with images, and no --task")
-    return image_job(model, data, columns=picture_columns(data, label, tags), **options)
+    options |= {"pretrained": pretrained or (name == FINETUNE and has_weights(model)), "workers": workers}
+    return image_job(model, given.data, columns=picture_columns(given.data, given.label, given.tags), **options)
 
 
 def _print_cost(tuner: Tuner, as_json: bool) -> None:
@@ -237,18 +206,7 @@ def _print_cost(tuner: Tuner, as_json: bool) -> None:
     if cost.seconds is None:
         console.print("time: no estimate, as an epoch has too few steps to time")
     else:
-        console.print(f"time: {most}about {_duration(cost.seconds)} on this machine, by a few timed steps")
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{minutes // 60} h {minutes % 60} min"
-        if minutes > 90
-        else f"{minutes} min"
-    )
+        console.print(f"time: {most}about {in_words(cost.seconds)} on this machine, by a few timed steps")
 
 
 def _print_outcome(outcome: Outcome, title: str, out: Path, as_json: bool) -> None:

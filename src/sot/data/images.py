@@ -26,7 +26,7 @@ from sot.data.hub import hub_images, hub_streams
 from sot.data.picture_tables import picture_table
 from sot.data.pictures import check_file
 from sot.data.shards import shard_images
-from sot.data.sources import ImageData, Stream, Subset, digits, file_name, folder, tar_file, torch_set
+from sot.data.sources import ImageData, Stream, Subset, check_folds, digits, file_name, folder, tar_file, torch_set
 from sot.data.spec import check_pictures
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns, is_picture_table
@@ -53,10 +53,8 @@ def load_images(
     What comes in one piece is split as `Split` says; `val_share` 1 keeps all of it to evaluate on. `columns` are a
     table's.
     """
-    data = _open(spec, Split(seed, val_share, stratified, fold), columns)
-    if fold is not None and not isinstance(data.train, Subset):
-        raise SettingError("{folds} divides data that comes in one piece, and {} has a part of its own", spec)
-    return data
+    split = Split(seed, val_share, stratified, fold)
+    return check_folds(_open(spec, split, columns), split, spec)
 
 
 def _open(spec: str, split: Split, columns: PictureColumns | None) -> ImageData:
@@ -100,7 +98,7 @@ def seeded(*key: int) -> Iterator[None]:
 class _Transformed:
     """Where images come from, and what becomes of each."""
 
-    def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
         self.source, self.transform, self.seed = source, transform, seed
         self.epoch = 0
 
@@ -125,7 +123,7 @@ class ImageSet(_Transformed, Dataset[dict[str, Any]]):
 
     noun = "Image"
 
-    def __init__(self, source: Any, transform: Callable[[Image.Image], Tensor], seed: int = 0) -> None:
+    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
         super().__init__(source, transform, seed)
         self.bad: set[int] = set()
 

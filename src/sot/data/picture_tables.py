@@ -11,7 +11,7 @@ from timm.utils.misc import natural_key
 from sot.data.rows import Row, read_rows
 from sot.data.sources import SPLITS, ImageData, Pictures, divided
 from sot.data.splits import Split
-from sot.data.tags import PATHS, PictureColumns
+from sot.data.tags import PATHS, PictureColumns, check_classes
 from sot.errors import SettingError
 
 
@@ -57,8 +57,7 @@ def _names(row: Row) -> str:
 
 
 def _numbers(rows: list[Row], column: str, classes: list[str], file: Path) -> list[int]:
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, {file} has {', '.join(classes) or 'none'}")
+    check_classes(classes, file)
     numbers = {name: number for number, name in enumerate(classes)}
     for number, row in enumerate(rows, 1):
         if str(row[column]) not in numbers:

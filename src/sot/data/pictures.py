@@ -15,6 +15,7 @@ from sot.errors import PictureError
 from sot.files import one_line
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # others call programs, or are read by nobody
+PICTURE_SUFFIXES = frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS)
 MAX_PIXELS = 178_956_970  # where Pillow stops by itself: 540 MB decoded
 MAX_RATIO = 200  # of the sides: the shorter is enlarged to the model's, and the longer as many times
 
@@ -50,14 +51,6 @@ def _open(source: str | Path | BinaryIO, max_pixels: int, read: Callable[[Image.
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "it is no image that can be read" if unknown else one_line(error)
         raise PictureError("the image" if file is None else file.name, reason) from error
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    """The files in a folder that are called like images, however deep, in order; what is hidden is left out."""
-    suffixes = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-    places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
-    shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
-    return [file for file in shown if file.suffix.lower() in suffixes and file.is_file()]
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:

@@ -7,7 +7,6 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -112,29 +111,21 @@ def check_cells(row: Row, names: Iterable[str], where: str) -> None:
             raise ValueError(f"{where}: column {name!r} is not Unicode, got {str(row[name])!a}")
 
 
-@dataclass(frozen=True)
-class Table:
-    """A file of rows whose texts are all there: its columns, those of the text and its pair, how many rows."""
-
-    file: Path
-    names: list[str]
-    text: str
-    pair: str | None
-    size: int
-    encoding: str | None = None
-
-    def rows(self) -> Iterator[Row]:
-        """The rows, read anew, one after the other."""
-        return read_rows(self.file, None, self.encoding)
+def check_length(row: Row, where: str) -> None:
+    """Raise ValueError for a row that is longer than the header."""
+    if None in row:  # where csv puts what is left: mostly of a text that holds the separator
+        raise ValueError(f"{where}: more cells than the {len(row) - 1} of the header")
 
 
-def open_table(file: Path, text: str | None, pair: str | None, encoding: str | None = None) -> Table:
-    """A table of texts to predict, read once to the end: what is wrong with a row is said before anything is done."""
+def check_texts(file: Path, text: str | None, pair: str | None, encoding: str | None) -> tuple[str, list[str], int]:
+    """Column of the text, all columns and number of rows of a table of texts to predict, read once to the end.
+
+    What is wrong with a row is said before anything is done.
+    """
     names: dict[str, None] = {}
     column, number = text or USUAL_TEXT, 0
     for number, row in enumerate(read_rows(file, None, encoding), 1):
-        if None in row:  # where csv puts what is left: mostly of a text that holds the separator
-            raise ValueError(f"{file}, row {number}: more cells than the {len(row) - 1} of the header")
+        check_length(row, f"{file}, row {number}")
         if number == 1:
             column = column if text else text_column(column, row)
             for name in filter(None, (column, pair)):
@@ -144,7 +135,7 @@ def open_table(file: Path, text: str | None, pair: str | None, encoding: str | N
         names |= dict.fromkeys(row)
     if not number:
         raise ValueError(f"{file} has no rows")
-    return Table(file, list(names), column, pair, number, encoding)
+    return column, list(names), number
 
 
 def text_column(wanted: str, row: Row) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from sot.data.images import EvaluationSet, ImageSet
 from sot.data.picture_tables import picture_table
 from sot.data.sounds import Samples, Waveform, read_sound
-from sot.data.sources import ImageData, Pictures, divided, folder
+from sot.data.sources import ImageData, Pictures, check_folds, divided, folder
 from sot.data.spec import SOUND_SUFFIXES
 from sot.data.splits import Split
 from sot.data.tags import PictureColumns, is_picture_table
@@ -45,12 +44,14 @@ def load_sounds(spec: str, split: Split | None = None, columns: PictureColumns |
     """`tones`, a folder or a table; what comes in one piece is divided by `split`, and `columns` are a table's."""
     split = split or Split()
     if spec == "tones":
-        return divided(Sounds(tones()), list(TONES), split)
-    if is_picture_table(spec):
-        return picture_table(Path(spec), columns or PictureColumns(), split, Sounds)
-    if spec and Path(spec).is_dir():
-        return folder(Path(spec), split, Sounds)
-    raise ValueError(f"unknown data {spec!r}; accepted: {ACCEPTED}")
+        sounds = divided(Sounds(tones()), list(TONES), split)
+    elif is_picture_table(spec):
+        sounds = picture_table(Path(spec), columns or PictureColumns(), split, Sounds)
+    elif spec and Path(spec).is_dir():
+        sounds = folder(Path(spec), split, Sounds)
+    else:
+        raise ValueError(f"unknown data {spec!r}; accepted: {ACCEPTED}")
+    return check_folds(sounds, split, spec)
 
 
 def tones() -> list[tuple[Waveform, int]]:
@@ -69,7 +70,7 @@ def tones() -> list[tuple[Waveform, int]]:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SoundReader:
     """How a model reads a sound: its rate, and how many seconds of it at most."""
 
     rate: int
@@ -80,11 +81,11 @@ class Reading:
         return read_sound(source, self.rate, self.seconds)
 
 
-def reading_of(model: Any, processor: Any) -> Reading:
+def reading_of(model: Any, processor: Any) -> SoundReader:
     """How a model with this feature extractor reads sounds."""
     if processor is None:
         raise ValueError("the model has no feature extractor beside it")
-    return Reading(int(processor.sampling_rate), clip_seconds(model.config, processor))
+    return SoundReader(int(processor.sampling_rate), clip_seconds(model.config, processor))
 
 
 def encode_sounds(processor: Any, sounds: list[Samples]) -> dict[str, Tensor]:
@@ -99,11 +100,7 @@ class SoundSet(ImageSet):
 
     noun = "Sound"
 
-    def __init__(self, source: Any, transform: Callable[[Any], Any], seed: int = 0) -> None:
-        super().__init__(source, transform, seed)
-
     def load(self, position: int) -> tuple[Any, Any]:
-        """Its samples and label."""
         sound, label = self.source[position]
         return self.transform(sound), label
 
@@ -123,6 +120,5 @@ class SoundCollate:
     processor: Any
 
     def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A padded batch."""
         labels = torch.tensor([item["labels"] for item in items])
         return {**encode_sounds(self.processor, [item["samples"] for item in items]), "labels": labels}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sot.data.spec import SOUND_SUFFIXES
 from sot.errors import SoundError
 from sot.extras import need
 from sot.files import one_line
@@ -102,10 +100,3 @@ def _reason(error: Exception) -> str:
     if type(error).__module__.startswith("soundfile"):
         return "it is no sound that can be read"
     return one_line(error)
-
-
-def sounds_in(folder: Path) -> list[Path]:
-    """The files in a folder that are called like sounds, however deep, in order; what is hidden is left out."""
-    places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
-    shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
-    return [file for file in shown if file.suffix.lower() in SOUND_SUFFIXES and os.path.isfile(file)]

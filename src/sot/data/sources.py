@@ -19,8 +19,10 @@ from timm.data.readers import create_reader
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key
 
-from sot.data.pictures import FORMATS, open_picture, to_rgb
+from sot.data.pictures import PICTURE_SUFFIXES, open_picture, to_rgb
 from sot.data.splits import Split
+from sot.data.tags import check_classes
+from sot.errors import SettingError
 from sot.files import counted
 
 logger = logging.getLogger("sot")
@@ -85,7 +87,7 @@ class Pictures:
     """Images in RGB from items `(image or file, class number)`; unlike timm's, nothing is skipped in silence."""
 
     noun = "images"
-    suffixes = frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS)
+    suffixes = PICTURE_SUFFIXES
 
     def __init__(self, items: Any) -> None:
         self.items = items
@@ -159,6 +161,13 @@ def divided(source: Any, labels: list[str], split: Split) -> ImageData:
     return ImageData(Subset(source, train), Subset(source, val), labels)
 
 
+def check_folds(data: ImageData, split: Split, spec: str) -> ImageData:
+    """The data; ValueError where a fold of it is wanted that does not come in one piece."""
+    if split.fold is not None and not isinstance(data.train, Subset):
+        raise SettingError("{folds} divides data that comes in one piece, and {} has a part of its own", spec)
+    return data
+
+
 def digits(split: Split) -> ImageData:
     """scikit-learn's 1797 images of digits, 8 × 8, divided as in published results, by the seed alone."""
     from sklearn.datasets import load_digits
@@ -202,14 +211,9 @@ def _files(path: Path, kind: type[Pictures]) -> tuple[list[tuple[str, int]], lis
     classes = sorted({parts[0] for _, parts in places if len(parts) > 1}, key=natural_key)
     if not classes:
         raise ValueError(f"{path} holds no {kind.noun}: it needs one folder for each class")
-    _check_classes(classes, path)
+    check_classes(classes, path)
     numbers = {name: number for number, name in enumerate(classes)}
     return [(file, numbers[parts[0]]) for file, parts in places if len(parts) > 1], classes
-
-
-def _check_classes(classes: list[str], path: Path) -> None:
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, {path} has {', '.join(classes) or 'none'}")
 
 
 def tar_file(path: Path, split: Split) -> ImageData:
@@ -219,7 +223,7 @@ def tar_file(path: Path, split: Split) -> ImageData:
     except (OSError, ValueError, tarfile.TarError) as error:  # timm unpacks an empty list where there are no images
         raise ValueError(f"{path} is not a .tar file with one folder of images for each class: {error}") from error
     labels = sorted(reader.class_name_to_idx, key=reader.class_name_to_idx.get)
-    _check_classes(labels, path)
+    check_classes(labels, path)
     return divided(Pictures(reader), labels, split)
 
 

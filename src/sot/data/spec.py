@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from sot.data.rows import SUFFIXES, read_rows
@@ -31,6 +31,13 @@ def _some_files(folder: Path) -> Iterator[Path]:
     for place, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         yield from (Path(place) / name for name in files[:SOME] if not name.startswith("."))
+
+
+def files_in(folder: Path, suffixes: Collection[str]) -> list[Path]:
+    """The files in a folder that are called so, however deep, in order; what is hidden is left out."""
+    places = ((file, file.relative_to(folder).parts) for file in sorted(folder.rglob("*")))
+    shown = (file for file, parts in places if not any(part.startswith(".") for part in parts))
+    return [file for file in shown if file.suffix.lower() in suffixes and file.is_file()]
 
 
 def check_pictures(spec: str) -> None:

@@ -43,8 +43,7 @@ class Tags:
             told = "" if self.flags else f": is {self.separator!r} what stands between them?"
             logger.warning("No sample of %s has two labels%s", where, told)
         names = list(self.columns) if self.flags else sorted({name for names in found for name in names})
-        if len(names) < 2:
-            raise ValueError(f"a classifier needs at least two classes, {where} has {', '.join(names) or 'none'}")
+        check_classes(names, where)
         return names
 
     def targets(self, rows: Sequence[Row], classes: Sequence[str], where: str) -> list[Targets]:
@@ -61,6 +60,12 @@ class Tags:
         """Itself, or the columns of a trained model's classes where the table has those and not the one named."""
         columns = self.columns
         return Tags(tuple(classes)) if columns[0] not in row and all(name in row for name in classes) else self
+
+
+def check_classes(names: Sequence[str], where: str | Path) -> None:
+    """Refuse data of one class, or none."""
+    if len(names) < 2:
+        raise ValueError(f"a classifier needs at least two classes, {where} has {', '.join(names) or 'none'}")
 
 
 def _is_set(row: Row, name: str, where: str) -> bool:

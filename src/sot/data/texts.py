@@ -14,7 +14,7 @@ from sot.data.glue import TASKS as TASKS
 from sot.data.glue import Columns as Columns
 from sot.data.glue import task_of as task_of
 from sot.data.hub import load_splits
-from sot.data.rows import Row, check_cells, read_rows, text_column
+from sot.data.rows import Row, check_cells, check_length, read_rows, text_column
 from sot.data.sources import choose_split, drawn
 from sot.data.splits import Split
 from sot.data.tags import Tags, Targets
@@ -68,7 +68,10 @@ def load_task(name: str, data: str | Path | None, wanted: str = "{data}, the fol
     if name == BUILT_IN:
         if data is not None:
             raise SettingError("task {} is built in and takes no {data}, got {}", BUILT_IN, data)
-        made = {key: _from_pairs(rows) for key, rows in acceptability().items()}
+        made = {
+            key: TextSplit([text for text, _ in rows], None, [float(label) for _, label in rows])
+            for key, rows in acceptability().items()
+        }
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
     if name not in TASKS:
         raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
@@ -158,7 +161,8 @@ def _from_tables(
     first = next(iter(tables.values()))[1][:1]
     columns = _fitted(columns, first[0], labels) if first else columns
     for source, rows in tables.values():
-        _check_lengths(rows, source)
+        for number, row in enumerate(rows, 1):
+            check_length(row, f"{source}, row {number}")
         _check_rows(rows, columns, source)
     if regression:
         return _data(tables, columns, None, "pearson")
@@ -216,12 +220,6 @@ def _by_number_then_name(label: str) -> tuple[bool, int, str]:
     return not number, int(label) if number else 0, label
 
 
-def _check_lengths(rows: list[Row], file: str) -> None:
-    for number, row in enumerate(rows, 1):
-        if None in row:  # where csv puts what is left: mostly of a text that holds the separator
-            raise ValueError(f"{file}, row {number}: more cells than the {len(row) - 1} of the header")
-
-
 def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
     """Refuse a table that lacks a column, or a cell of one: only a text may be empty."""
     if not rows:
@@ -256,7 +254,3 @@ def _score(value: str, where: str) -> float:
     if not math.isfinite(score) or "_" in value:  # Python takes 1_0 for 10
         raise ValueError(f"{where}: score {value!r} is not a finite number")
     return score
-
-
-def _from_pairs(rows: list[tuple[str, int]]) -> TextSplit:
-    return TextSplit([text for text, _ in rows], None, [float(label) for _, label in rows])

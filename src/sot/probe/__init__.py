@@ -11,7 +11,7 @@ from sot.errors import SettingError
 from sot.models.equip import Equipped
 from sot.probe.cache import Progress, cache_features, silent
 from sot.probe.choice import draw_folds
-from sot.probe.contest import Contest
+from sot.probe.contest import Contest, over_folds, rotated
 from sot.probe.features import Features
 from sot.probe.fitting import Budget
 from sot.probe.frozen import (
@@ -26,8 +26,7 @@ from sot.probe.frozen import (
 )
 from sot.probe.heads import HEADS, check_names, choose_heads
 from sot.probe.journal import Journal
-from sot.probe.outcome import ProbeComparison, check_output
-from sot.probe.rotation import over_folds, rotated
+from sot.probe.outcome import ProbeComparison, check_results_folder
 
 FEW_LABELS = 128  # a class: up to here ten draws tell their spread
 
@@ -71,7 +70,7 @@ def compare_heads(
     chosen = choose_heads(heads, model.config.hidden_size, model.config.has_class_token, representation)
     budget = budget or Budget()
     draw_folds(None, len(data.train))  # refuses too few before the long work
-    check_output(out)
+    check_results_folder(out)
     train, test = (cache_features(model, part, cache or out / "cache", progress) for part in (data.train, data.test))
     _check_labels(train, labels, data.labels)
     journal = Journal(out / "rows.jsonl")  # one: each writes all that it knows

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from sot.extras import need
 from sot.models.equip import Equipped
-from sot.probe.inputs import Inputs
+from sot.probe.inputs import ModelInputs
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
 
@@ -111,20 +111,7 @@ def _arguments(folder: str, settings: Adaptation) -> dict[str, Any]:
     }
 
 
-class Rows(torch.utils.data.Dataset[int]):
-    """The numbers of samples, which the collator reads."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, row: int) -> int:
-        return row
-
-
-def train_all(model: Equipped, inputs: Inputs, targets: Tensor, settings: Adaptation) -> None:
+def train_all(model: Equipped, inputs: ModelInputs, targets: Tensor, settings: Adaptation) -> None:
     """Train a model with its fitted head from there; its backbone is its own afterwards."""
     model.backbone = copy.deepcopy(model.backbone)
     model.requires_grad_(True)
@@ -137,7 +124,7 @@ def train_all(model: Equipped, inputs: Inputs, targets: Tensor, settings: Adapta
             recipe,
             model=model,
             args=TrainingArguments(**_arguments(folder, settings), max_grad_norm=1.0, remove_unused_columns=False),
-            train_dataset=Rows(len(inputs)),
+            train_dataset=range(len(inputs)),  # numbers of samples, which the collator reads
             data_collator=lambda rows: {**inputs.batch(rows), "labels": labels[rows]},
         )
         trainer.train()

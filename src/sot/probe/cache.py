@@ -102,7 +102,11 @@ class _Cache:
         self.record = self._read_record() or self.empty  # again: another process may have written it since
         begun = len(self.missing()) < len(self.empty["checksums"])
         if begun and self._load("r+"):
-            self._drop_damaged()
+            wrong = self._damaged()
+            if wrong:
+                logger.warning("%d chunks of the cache %s are damaged: computing them again.", len(wrong), self.folder)
+            for chunk in wrong:
+                self.record["checksums"][chunk] = None
             return
         if begun or (self.folder / "cache.json").is_file():
             logger.warning("The cache %s is damaged: computing it again.", self.folder)
@@ -173,13 +177,6 @@ class _Cache:
     def _damaged(self) -> list[int]:
         known = enumerate(self.record["checksums"])
         return [chunk for chunk, checksum in known if checksum is not None and checksum != self._checksum(chunk)]
-
-    def _drop_damaged(self) -> None:
-        wrong = self._damaged()
-        if wrong:
-            logger.warning("%d chunks of the cache %s are damaged: computing them again.", len(wrong), self.folder)
-        for chunk in wrong:
-            self.record["checksums"][chunk] = None
 
     def missing(self) -> list[int]:
         """Chunks that are still to be computed."""

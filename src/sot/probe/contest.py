@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.probe.cache import Progress, silent
 from sot.probe.features import Array, Features, clock
-from sot.probe.fitting import Budget, Choice, Target, Time, choose_settings, rank, score_head, score_outputs, train_head
-from sot.probe.heads import PLAIN, count_macs, standardising_head, token_statistics
+from sot.probe.fitting import (
+    Budget,
+    Choice,
+    Seconds,
+    Target,
+    choose_settings,
+    rank,
+    score_head,
+    score_outputs,
+    train_head,
+)
+from sot.probe.heads import PLAIN, count_macs, representations, standardising_head, token_statistics
 from sot.probe.journal import Journal
 from sot.probe.outcome import Result
-from sot.probe.plain import plain_outputs
 from sot.probe.samples import key_digest
 from sot.probe.second_order import FittedHead, fit_second_order
 
@@ -86,11 +98,11 @@ class Contest:
         self.journal.add({**about, "choice": asdict(choice)})
         return choice
 
-    def fit(self, name: str, head: HeadConfig | None, seed: int) -> tuple[SecondOrderHead, Time]:
+    def fit(self, name: str, head: HeadConfig | None, seed: int) -> tuple[SecondOrderHead, Seconds]:
         """A head fitted on the training set with the settings chosen for it."""
         if name in SOLVED:
             fitted, seconds = self.solved(name, seed)
-            return fitted.head, Time(seconds, seconds)
+            return fitted.head, (seconds, seconds)
         assert head is not None
         choice = self.choice(name, head, seed)
         built = standardising_head(head, self.target.num_outputs, self.norm_of(seed), seed)
@@ -116,13 +128,12 @@ class Contest:
                 rows = self.train.rows if name == "majority" else self.rows(seed)  # drawn ones have none
                 outputs = plain_outputs(name, self.train, rows, self.test, self.target)
                 scored = score_outputs(outputs, self.test.labels[self.test.rows], self.target)
-                time = Time(clock() - began, clock() - began)
+                seconds = clock() - began, clock() - began
             else:
                 self.choice(name, head, seed)  # kept, whatever happens to the training
-                built, time = self.fit(name, head, seed)
+                built, seconds = self.fit(name, head, seed)
                 scored = score_head(built, self.test, self.test.rows, self.target, self.budget.batch_size)
-            times = {"seconds": time.training, "epoch_seconds": time.epoch}
-            row = {**about, "score": scored[0], "loss": scored[1], **times}
+            row = about | dict(zip(("score", "loss", "seconds", "epoch_seconds"), (*scored, *seconds)))
             self.journal.add(row)
         return row
 
@@ -158,3 +169,56 @@ class Contest:
         if head is not None:
             return standardising_head(head, self.target.num_outputs, self.norm_of(0))
         return self.solved(name, 0)[0].head
+
+
+def plain_outputs(name: str, train: Features, rows: Array, test: Features, target: Target) -> Array:
+    """Logits `(test samples, outputs)` of the `majority`, or of a `logreg` on averages of unit length."""
+    labels = train.labels[rows]
+    if name == "majority":
+        share = target.one_hot(labels).mean(0).numpy()
+        constant = share if target.link == "identity" else np.log(share.clip(1e-9))
+        return np.repeat(constant[None], len(test.rows), axis=0)
+    as_they_are = torch.zeros(train.dim), torch.ones(train.dim)
+    average = standardising_head(HeadConfig(pool="gap", fusion="word", pre_norm=True), 0, as_they_are)
+    fit, score = (normalize(representations(average, *each).numpy()) for each in ((train, rows), (test, test.rows)))
+    if target.link == "identity":
+        return Ridge().fit(fit, labels).predict(score)[:, None]
+    model = LogisticRegression(max_iter=1000).fit(fit, labels.astype(int))
+    outputs = np.full((len(score), target.num_outputs), -np.inf)
+    outputs[:, model.classes_] = model.predict_log_proba(score)
+    return np.maximum(outputs, -50.0)  # of classes that no sample had
+
+
+def rotated(features: Features, folds: Sequence[str]) -> list[tuple[Features, Features]]:
+    """What to fit and what to score, for every fold that the data names; what does not take part has no label.
+
+    Settings are chosen by folds too: clips of one recording stay together.
+    """
+    names, found = np.asarray(folds), []
+    for name in dict.fromkeys(sorted(folds)):
+        parts = []
+        for part, taken in (("fitted", names != name), ("scored", names == name)):
+            key = {**(features.key or {}), "fold": name, "part": part, "chosen": "by folds"}
+            labels = np.where(taken.reshape(-1, *[1] * (features.labels.ndim - 1)), features.labels, np.nan)
+            seconds = features.seconds * float(taken.mean())
+            parts.append(replace(features, labels=labels, key=key, seconds=seconds, folds=names))
+        found.append((parts[0], parts[1]))
+    return found
+
+
+def over_folds(results: Sequence[Sequence[Result]]) -> list[Result]:
+    """One result a head: its score on each fold, and what it costs on average; settings are those of the last."""
+    if len(results) == 1:
+        return [*results[0]]
+    merged = []
+    for of_head in zip(*results):
+        held_out = [each.held_out for each in of_head if each.held_out is not None]
+        merged.append(
+            replace(
+                of_head[-1],
+                scores=[each.mean for each in of_head],
+                seconds=float(np.mean([each.seconds for each in of_head])),
+                held_out=float(np.mean(held_out)) if held_out else None,
+            )
+        )
+    return merged

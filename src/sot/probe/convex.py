@@ -8,7 +8,6 @@ factored once, makes steps that need no search for their length, and all folds t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,6 @@ from torch import Tensor
 
 CURVATURE = {"softmax": 0.5, "sigmoid": 0.25, "identity": 1.0}  # bounds of the second derivative of each loss
 STEPS, TOLERANCE = 500, 1e-3
-
-
-@dataclass(frozen=True)
-class Linear:
-    """`features @ weight.T + bias` of features as they came."""
-
-    weight: Tensor
-    bias: Tensor
 
 
 def mean_outputs(logits: Tensor, link: str) -> Tensor:
@@ -84,8 +75,8 @@ class Blocks:
     def _used(self, mixture: Sequence[float]) -> Tensor:
         return torch.cat([group for share, group in zip(mixture, self.groups) if share], dim=1)
 
-    def linear(self, mixture: Sequence[float], coefficients: Tensor, bias: Tensor) -> Linear:
-        """The classifier of the features as they came; `coefficients` are `(m, outputs)`."""
+    def linear(self, mixture: Sequence[float], coefficients: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Weight and bias for the features as they came; `coefficients` are `(m, outputs)`."""
         factors = self.factors(mixture)
         if self.is_dual:
             coefficients = torch.cat(self.groups, dim=1).T @ coefficients * factors[:, None]
@@ -94,7 +85,7 @@ class Blocks:
             coefficients = everything.index_copy_(0, factors.nonzero()[:, 0], coefficients)
         scales = torch.cat([scale.expand(len(mean)) for scale, mean in zip(self.scales, self.means)])
         weight = (coefficients * (factors * scales)[:, None]).T
-        return Linear(weight, bias - weight @ torch.cat(self.means))
+        return weight, bias - weight @ torch.cat(self.means)
 
 
 def solve(
@@ -150,6 +141,5 @@ def _start(wanted: Tensor, shares: Tensor, link: str) -> Tensor:
 
 
 def _is_small(step: Tensor, coefficients: Tensor, tolerance: float) -> bool:
-    lengths = (each.square().sum((1, 3)).sqrt() for each in (step, coefficients))
-    stepped, length = lengths
+    stepped, length = (each.square().sum((1, 3)).sqrt() for each in (step, coefficients))
     return bool((stepped <= tolerance * length.clamp_min(1e-6)).all())

@@ -18,6 +18,7 @@ from sot.probe.features import Array, Batch, Features, clock
 from sot.probe.heads import norm_taken_out, read_for, standardising_head
 
 BATCHES_SORTED = 16  # batches whose samples are sorted by length together
+Seconds = tuple[float, float]  # by `clock`, of a whole training and of its median epoch
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,6 @@ class Choice:
     loss: float
 
 
-@dataclass(frozen=True)
-class Time:
-    """Seconds, by `clock`, of a whole training and of its median epoch."""
-
-    training: float
-    epoch: float
-
-
 def train_head(
     head: SecondOrderHead,
     features: Features,
@@ -106,7 +99,7 @@ def train_head(
     learning_rate: float,
     weight_decay: float,
     seed: int,
-) -> Time:
+) -> Seconds:
     """AdamW with a cosine schedule and clipped gradients; matrices decay, vectors do not."""
     trained = [parameter for parameter in head.parameters() if parameter.requires_grad]
     trained.sort(key=lambda parameter: parameter.ndim <= 1)
@@ -134,7 +127,7 @@ def train_head(
     head.eval()
     for parameter in trained:  # each has a memory of its own again
         parameter.data, parameter.grad = parameter.data.clone(), None
-    return Time(sum(seconds), statistics.median(seconds))
+    return sum(seconds), statistics.median(seconds)
 
 
 def _join(parameters: list[nn.Parameter]) -> nn.Parameter:

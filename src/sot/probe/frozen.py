@@ -50,25 +50,22 @@ class FrozenBackbone:
 
     def equip(self, head: HeadConfig) -> Equipped:
         """The backbone with a new head for two classes."""
-        equipped = self._build(head) if self.img_size is None else self._build_sized(head, self.img_size)
+        if self.img_size is not None and not is_timm(self.name):
+            raise SettingError("{img_size} is for a timm model, and {} is none: leave it out", self.name)
+        arguments = {} if self.img_size is None else {"img_size": self.img_size}
+        try:
+            source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
+            equipped = equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
+        except (TypeError, RuntimeError, AssertionError) as error:
+            if self.img_size is None:
+                raise
+            said = "{} cannot be built with {img_size} {}, take a size that fits or leave it out: {}"
+            raise SettingError(said, self.name, self.img_size, one_line(error)) from error
         if equipped.processor is None:
             audio = equipped.config.modality == "audio"
             kind = "feature extractor" if audio else "tokenizer or image processor"
             raise ValueError(f"{self.name} has no {kind} beside it that can be loaded")
         return equipped
-
-    def _build(self, head: HeadConfig, **arguments: Any) -> Equipped:
-        source: Any = self.name if self.weights is None else self._load(self.weights, arguments)
-        return equip(source, 2, head, self.pretrained, model_args=arguments, depth=self.depth)
-
-    def _build_sized(self, head: HeadConfig, size: int) -> Equipped:
-        if not is_timm(self.name):
-            raise SettingError("{img_size} is for a timm model, and {} is none: leave it out", self.name)
-        try:
-            return self._build(head, img_size=size)
-        except (TypeError, RuntimeError, AssertionError) as error:
-            said = "{} cannot be built with {img_size} {}, take a size that fits or leave it out: {}"
-            raise SettingError(said, self.name, size, one_line(error)) from error
 
     def _load(self, file: Path, arguments: dict[str, Any]) -> torch.nn.Module:
         if not timm.is_model(self.name):

@@ -30,7 +30,7 @@ POOLINGS: dict[str, dict[str, str | float]] = {
     "mgcrp-exact-0.25": {"pool": "mgcrp", "norm": "svpn", "exponent": 0.25},
 }
 LEAST_DEVIATION = 0.1  # of channels that hardly vary: dividing by less would show the rounding of half precision
-ROWS_AT_A_TIME = 64
+ROWS_AT_A_TIME, ROWS_REPRESENTED = 64, 256  # for statistics, and through a head
 
 
 def _config(**settings: str | float) -> HeadConfig:
@@ -140,6 +140,19 @@ def norm_taken_out(head: SecondOrderHead) -> Iterator[nn.LayerNorm]:
 def read_for(head: SecondOrderHead, features: Features, rows: Array, norm: nn.LayerNorm) -> Batch:
     """What a head takes of some samples: those that read the class token alone get no words."""
     return features.batch(rows, norm, with_words=head.pool is not None)
+
+
+@torch.inference_mode()
+def representations(head: SecondOrderHead, features: Features, rows: Array) -> Tensor:
+    """What the linear layers of a head read of some samples."""
+    parts = []
+    with norm_taken_out(head) as norm:
+        order = np.argsort(features.lengths[rows], kind="stable")  # like lengths together: little is padded
+        for start in range(0, len(rows), ROWS_REPRESENTED):
+            batch = read_for(head, features, rows[order[start : start + ROWS_REPRESENTED]], norm)
+            parts.append(head(*batch, pre_logits=True))
+    sorted_rows = torch.cat(parts)
+    return torch.empty_like(sorted_rows).index_copy_(0, torch.from_numpy(order), sorted_rows)
 
 
 def token_statistics(features: Features, rows: Array | None = None) -> tuple[Tensor, Tensor]:

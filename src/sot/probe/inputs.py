@@ -24,7 +24,7 @@ from sot.models.from_transformers import check_length
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ModelInputs:
     """Samples as a model reads them one by one; `lengths` sorts them, `keys` tell equal ones."""
 
     items: Sequence[Any]
@@ -61,7 +61,7 @@ def as_items(given: Any) -> list[Any]:
     return list(values)
 
 
-def read_inputs(model: Equipped, given: Any, max_length: int) -> Inputs:
+def read_inputs(model: Equipped, given: Any, max_length: int) -> ModelInputs:
     """What a model reads of the samples, or ValueError for the first that it cannot."""
     items = as_items(given)
     if not items:
@@ -74,7 +74,7 @@ def read_inputs(model: Equipped, given: Any, max_length: int) -> Inputs:
 # --- texts -------------------------------------------------------------------------------------------------
 
 
-def _texts(model: Equipped, items: list[Any], max_length: int) -> Inputs:
+def _texts(model: Equipped, items: list[Any], max_length: int) -> ModelInputs:
     pairs = [item for item in items if isinstance(item, tuple | list)]
     if pairs and len(pairs) < len(items):
         raise ValueError(
@@ -88,7 +88,7 @@ def _texts(model: Equipped, items: list[Any], max_length: int) -> Inputs:
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in encoded]
     rows = [{name: encoded[name][row] for name in names} for row in range(len(items))]
     keys = [_digest(json.dumps([row["input_ids"], row.get("token_type_ids")]).encode()) for row in rows]
-    return Inputs(rows, keys, [len(row["input_ids"]) for row in rows], model)
+    return ModelInputs(rows, keys, [len(row["input_ids"]) for row in rows], model)
 
 
 def _check_text(row: int, item: Any) -> None:
@@ -103,12 +103,12 @@ def _check_text(row: int, item: Any) -> None:
 # --- pictures ----------------------------------------------------------------------------------------------
 
 
-def _pictures(model: Equipped, items: list[Any]) -> Inputs:
+def _pictures(model: Equipped, items: list[Any]) -> ModelInputs:
     if model.processor is None:
         raise ValueError("the model has no image processor beside it")
     check_processor(model.processor, "the model")
     keys = [_picture_key(row, item) for row, item in enumerate(items)]
-    return Inputs(items, keys, [0] * len(items), model)
+    return ModelInputs(items, keys, [0] * len(items), model)
 
 
 def _picture_key(row: int, item: Any) -> str:
@@ -145,7 +145,7 @@ def as_picture(item: Any) -> Image.Image:
 # --- sounds ------------------------------------------------------------------------------------------------
 
 
-def _sounds(model: Equipped, items: list[Any]) -> Inputs:
+def _sounds(model: Equipped, items: list[Any]) -> ModelInputs:
     reading = reading_of(model, model.processor)
     keys, lengths = [], []
     for row, item in enumerate(items):
@@ -155,7 +155,7 @@ def _sounds(model: Equipped, items: list[Any]) -> Inputs:
             lengths.append(len(reading(sound)))  # like lengths share a batch
         except (ValueError, TypeError) as error:
             raise ValueError(f"X[{row}]: {error}") from error
-    return Inputs(items, keys, lengths, model)
+    return ModelInputs(items, keys, lengths, model)
 
 
 def _digest(value: bytes) -> str:

@@ -13,11 +13,10 @@ from torch import Tensor
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.pooling import CovariancePool
 from sot.probe.choice import Chosen, choose, draw_folds, hits, standard_error
-from sot.probe.convex import Blocks, Linear, losses, solve
+from sot.probe.convex import Blocks, losses, solve
 from sot.probe.features import Array, Features
 from sot.probe.fitting import Budget, Target, head_outputs, train_head
-from sot.probe.heads import standardising_head, token_statistics
-from sot.probe.representations import representations
+from sot.probe.heads import representations, standardising_head, token_statistics
 
 WIDTH, EXPONENT = 48, 0.25
 SHRINKAGE = 0.1  # of the covariance of all words, towards equal variances: few texts do not tell small ones
@@ -126,16 +125,16 @@ class Representation:
         fitted = torch.ones(self.blocks.samples, dtype=torch.bool) if fold is None else fold
         _, coefficients, bias = solve(self.blocks, shares, targets, fitted[None], [penalty], link)
         linear = self.blocks.linear(shares, coefficients[0, :, 0], bias[0, 0, 0])
-        return self._head(linear, MIXTURES[mixture])
+        return self._head(*linear, MIXTURES[mixture])
 
-    def _head(self, linear: Linear, shares: tuple[float, ...]) -> SecondOrderHead:
+    def _head(self, weight: Tensor, bias: Tensor, shares: tuple[float, ...]) -> SecondOrderHead:
         head = whitened_head(mixture_config(shares, self.width), self.outputs, self.norm, self.projection)
-        *of_class, second, average = self._split(linear.weight)
-        words = [weight for weight, share in ((second * self.lengths, shares[1]), (average, shares[2])) if share]
-        state = {"word_linear.weight": torch.cat(words, dim=1), "word_linear.bias": linear.bias} if words else {}
+        *of_class, second, average = self._split(weight)
+        words = [part for part, share in ((second * self.lengths, shares[1]), (average, shares[2])) if share]
+        state = {"word_linear.weight": torch.cat(words, dim=1), "word_linear.bias": bias} if words else {}
         if shares[0]:
-            nothing = torch.zeros_like(linear.bias)
-            state |= {"class_linear.weight": of_class[0], "class_linear.bias": nothing if words else linear.bias}
+            nothing = torch.zeros_like(bias)
+            state |= {"class_linear.weight": of_class[0], "class_linear.bias": nothing if words else bias}
         head.load_state_dict(state, strict=False)
         return head.eval()
 

@@ -19,7 +19,7 @@ from sot.files import write_atomically
 from sot.models.equip import Equipped
 from sot.probe.cache import CHUNK, FORMAT, Progress, silent, stored_tokens
 from sot.probe.features import Array, Features, clock
-from sot.probe.inputs import Inputs
+from sot.probe.inputs import ModelInputs
 from sot.probe.samples import encode, key_digest, model_identity, transform_identity
 
 logger = logging.getLogger("sot")
@@ -50,7 +50,7 @@ class TokenStore:
             self.folder = folder / self.name
             self._read()
 
-    def features(self, inputs: Inputs, labels: Array, progress: Progress = silent) -> Features:
+    def features(self, inputs: ModelInputs, labels: Array, progress: Progress = silent) -> Features:
         """Tokens of all inputs, in their order; those that are not there yet are computed."""
         missing = list(dict.fromkeys(key for key in inputs.keys if self._get(key) is None))
         seconds = self._compute(inputs, missing, progress) if missing else 0.0
@@ -67,7 +67,7 @@ class TokenStore:
         found = self.found.get(key)
         return _kept.get(f"{self.name}/{key}") if found is None and self.in_memory else found
 
-    def _compute(self, inputs: Inputs, missing: Iterable[str], progress: Progress) -> float:
+    def _compute(self, inputs: ModelInputs, missing: Iterable[str], progress: Progress) -> float:
         """Forward passes over what is missing, like lengths together; returns what they took by `clock`."""
         rows = dict(zip(reversed(inputs.keys), reversed(range(len(inputs)))))  # the first of equal ones
         order = sorted((rows[key] for key in missing), key=inputs.lengths.__getitem__)

@@ -22,11 +22,11 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from sot.evaluation.multi_label import class_scores
 from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
-from sot.training.adapters import merge_adapters
-from sot.training.checkpoints import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
 from sot.training.keeping import DecideAtEpochs, best_of, evaluations
 from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe
+from sot.training.run_folder import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
+from sot.training.starting import merge_adapters
 
 logger = logging.getLogger("sot")
 EMA_FILE = "ema.safetensors"
@@ -92,7 +92,6 @@ class KeepAverage(TrainerCallback):
             self.trainer.average.load(kwargs["model"], self.trainer.resumed_from / EMA_FILE)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """One step of the average."""
         assert self.trainer.average is not None
         self.trainer.average.update(kwargs["model"])
 

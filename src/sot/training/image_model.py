@@ -1,4 +1,4 @@
-"""The image model that a recipe asks for, and how it reads images."""
+"""The image model that a recipe asks for, and how it reads images: as they are, and changed and mixed for training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import timm.data
 import torch
 from PIL import Image
+from torch import Tensor
 
 from sot.core.head import HeadConfig
-from sot.data.images import check_processor, processor_transform
+from sot.data.images import check_processor, processor_transform, seeded, stack
 from sot.errors import NoClassTokenError, SettingError
 from sot.files import one_line
 from sot.models.equip import equip, is_timm
 from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
-from sot.training.augmentation import train_transform
 from sot.training.recipe import Recipe
 from sot.training.starting import continue_from, is_trained
 
@@ -33,7 +34,9 @@ def build_model(
     _check_arguments(recipe.model_args)
     if multi_label and (recipe.mixup or recipe.cutmix):
         raise ValueError("mixup and cutmix mix images of one class each: set both to 0 where they may have several")
-    common = _options(labels, recipe, pretrained, multi_label)
+    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
+    common: dict[str, Any] = {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing}
+    common["problem_type"] = "multi_label_classification" if multi_label else None
     if is_trained(name) or not is_timm(name):
         return _build_from_transformers(name, recipe, head, common)
     wanted = {"img_size": recipe.img_size, "drop_path_rate": recipe.drop_path or None}
@@ -95,12 +98,6 @@ def _check_reading(built: SoTForImageClassification, name: str) -> None:
     built.train(mode)
 
 
-def _options(labels: list[str], recipe: Recipe, pretrained: bool, multi_label: bool) -> dict[str, Any]:
-    smoothing = 0.0 if recipe.mixup or recipe.cutmix else recipe.label_smoothing  # mixup smooths its own labels
-    problem = "multi_label_classification" if multi_label else None
-    return {"labels": labels, "pretrained": pretrained, "label_smoothing": smoothing, "problem_type": problem}
-
-
 def with_plain_head(head: HeadConfig | None, make: Callable[[HeadConfig], Any]) -> Any:
     """What `make` makes of a head; without one, of the class token, or of the average where there is none."""
     if head is not None:
@@ -132,3 +129,41 @@ def data_config(model: SoTForImageClassification) -> dict[str, Any]:
         "mean": processor.image_mean if normal else (0.0,) * 3,
         "std": processor.image_std if normal else (1.0,) * 3,
     }
+
+
+def train_transform(recipe: Recipe, data_config: dict[str, Any]) -> Callable[[Image.Image], Tensor]:
+    """timm's training augmentation with the recipe's strengths."""
+    transform: Callable[[Image.Image], Tensor] = timm.data.create_transform(
+        data_config["input_size"],
+        is_training=True,
+        scale=recipe.scale,
+        ratio=(1.0, 1.0) if recipe.scale == (1.0, 1.0) else None,
+        hflip=recipe.flip,
+        color_jitter=recipe.color_jitter or None,
+        auto_augment=recipe.rand_augment,
+        re_prob=recipe.erasing,
+        re_mode="pixel",
+        interpolation=data_config["interpolation"],
+        mean=data_config["mean"],
+        std=data_config["std"],
+    )
+    return transform
+
+
+class Collate:
+    """Stacks images; mixup or cutmix mixes them and their labels, drawn from the seed, epoch and first image."""
+
+    def __init__(self, recipe: Recipe, num_classes: int) -> None:
+        self.seed = recipe.seed
+        self.mixup = None
+        if recipe.mixup > 0 or recipe.cutmix > 0:
+            self.mixup = timm.data.Mixup(
+                recipe.mixup, recipe.cutmix, label_smoothing=recipe.label_smoothing, num_classes=num_classes
+            )
+
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = stack(items)
+        if self.mixup is not None:
+            with seeded(self.seed, items[0]["epoch"], items[0]["index"]):
+                batch["pixel_values"], batch["labels"] = self.mixup(batch["pixel_values"], batch["labels"])
+        return batch

@@ -153,8 +153,11 @@ class Recipe:
         return replace(self, head=merge_head(self.head, settings))
 
     def for_samples(self, samples: int) -> Recipe:
-        """The recipe for so many samples: with more epochs, about ten of them evaluated, up to `min_steps`."""
-        epochs = math.ceil(self.min_steps / math.ceil(samples / self.batch_size))
+        """The recipe for so many samples: with more epochs, about ten of them evaluated, up to `min_steps`.
+
+        Of 0, which is unknown, it stays as it is.
+        """
+        epochs = math.ceil(self.min_steps / math.ceil(samples / self.batch_size)) if samples else 0
         if epochs <= self.epochs:
             return self
         warmup, evaluate_every = self.warmup_epochs * epochs / self.epochs, max(self.evaluate_every, epochs // 10)

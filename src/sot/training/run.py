@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from transformers import ProgressCallback, TrainerCallback
 
 from sot.errors import Interrupted
-from sot.files import as_csv, as_png, counted, read_object, write_atomically
+from sot.files import as_csv, as_png, counted, in_words, read_object, write_atomically
 from sot.models.card import card
-from sot.models.folder import show_bars_on_terminals_only as show_bars_on_terminals_only
-from sot.training.checkpoints import MANIFEST, last_whole_checkpoint
 from sot.training.engine import BEST, CLASSES_FILE, SoTTrainer
 from sot.training.keeping import StopOnSignal, is_score, kept_evaluation, stops_early
 from sot.training.recipe import Recipe
+from sot.training.run_folder import MANIFEST, last_whole_checkpoint
 
 if TYPE_CHECKING:
     from sot.figures import Drawing
@@ -49,7 +48,7 @@ def execute(
         trainer.add_callback(Progress())
     elif say is not None:
         trainer.add_callback(Lines(say, recipe))
-    history = _history(checkpoint)
+    history = [] if checkpoint is None else list(read_object(checkpoint / "trainer_state.json")["log_history"])
     if stops_early(history, recipe):  # before it was interrupted: a further step would be one too many
         trainer.state.log_history = history
     else:
@@ -58,10 +57,6 @@ def execute(
         if not stops_early(trainer.state.log_history, recipe):
             trainer.evaluate()
     return _finish(trainer, identity, recipe, out, labels)
-
-
-def _history(checkpoint: Path | None) -> list[dict[str, Any]]:
-    return [] if checkpoint is None else list(read_object(checkpoint / "trainer_state.json")["log_history"])
 
 
 def _train(trainer: SoTTrainer, checkpoint: Path | None, signals: StopOnSignal, out: Path) -> None:
@@ -143,7 +138,6 @@ class Lines(TrainerCallback):
                 self._line(state, args, {})
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-        """With the scores."""
         self._line(state, args, metrics or {})
 
     def _line(self, state: Any, args: Any, scores: Mapping[str, float]) -> None:
@@ -159,13 +153,6 @@ class Lines(TrainerCallback):
             epoch = f"epoch {round(state.epoch)} of {round(args.num_train_epochs)}"
             self.say(f"{epoch}: {', '.join(parts)}, {in_words(left)} left")
             self.logged = {}
-
-
-def in_words(seconds: float) -> str:
-    """A time as people say it: 45 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 class Progress(ProgressCallback):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,14 @@ from typing import Any
 import yaml
 
 from sot.errors import SettingError
-from sot.files import check_folder, read_object, write_atomically
+from sot.files import check_folder, digest, read_object, write_atomically
 from sot.lock import LOCK, only_writer
 from sot.saved import RUN_FILE as RUN_FILE
-from sot.training.checkpoints import UNFINISHED, checkpoints
 from sot.training.recipe import Recipe
+
+logger = logging.getLogger("sot")
+MANIFEST = "manifest.json"
+UNFINISHED = "unfinished"  # where a checkpoint is written, in the folder of its run
 
 
 def full_name(name: str) -> str:
@@ -169,3 +173,48 @@ def _saved_recipe(text: Any, out: Path) -> Recipe:
         return Recipe.from_dict(yaml.safe_load(text))
     except (yaml.YAMLError, AttributeError, TypeError) as error:
         raise ValueError(f"{out / RUN_FILE} is damaged: it holds no recipe") from error
+
+
+# --- checkpoints: whole, or passed over ------------------------------------------------------------
+
+
+def finish_checkpoint(folder: Path, target: Path) -> None:
+    """Record what the folder holds, and move it into place in one step."""
+    manifest = {str(file.relative_to(folder)): digest(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    for file in folder.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+    shutil.rmtree(target, ignore_errors=True)
+    folder.replace(target)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a checkpoint holds every file it was written with, unchanged."""
+    try:
+        manifest = read_object(folder / MANIFEST)
+        return all(digest(folder / name) == expected for name, expected in manifest.items())
+    except (OSError, ValueError):
+        return False
+
+
+def checkpoints(out: Path) -> list[Path]:
+    """Checkpoints of a run, the newest first."""
+    found = [path for path in out.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True)
+
+
+def last_whole_checkpoint(out: Path) -> Path | None:
+    """The newest checkpoint that is whole; those that are not are named and passed over."""
+    for path in checkpoints(out):
+        if is_whole(path):
+            return path
+        logger.warning("%s is damaged or unfinished: falling back to the one before.", path)
+    return None
+
+
+def remove_old(out: Path, keep: int) -> None:
+    """Remove all but the newest checkpoints."""
+    for path in checkpoints(out)[keep:]:
+        shutil.rmtree(path)

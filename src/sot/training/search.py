@@ -40,6 +40,12 @@ Trained = tuple[Recipe, "HeadConfig | None"]
 SAMPLERS = ("grid", "random", "tpe")
 
 
+def check_sampler(name: str) -> None:
+    """Refuse a sampler that there is not."""
+    if name not in SAMPLERS:
+        raise SettingError("{sampler} must be one of {}, got {!r}", ", ".join(SAMPLERS), name)
+
+
 def parse_search(text: str) -> tuple[str, Choices]:
     """A setting and its values, as in `lr=1e-5..1e-3:log` or `epochs=3,5,10`."""
     name, separator, values = text.partition("=")

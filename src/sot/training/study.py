@@ -7,7 +7,6 @@ import os
 import socket
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,6 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 
 class Failure(Exception):
     """A trial that cannot be finished, and is not worth another try, for the reason that it says."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The trial that did best."""
-
-    number: int
-    value: float
-    values: dict[str, Any]
 
 
 class Search:
@@ -119,18 +109,14 @@ class Search:
                 continue
             if trial.state == TrialState.RUNNING:
                 self.study.tell(trial.number, state=TrialState.FAIL)
-            if "error" not in trial.user_attrs and trial.number not in self._retried():
+            retried = {number for each in self.study.trials for number in each.system_attrs.get("retry_history", ())}
+            if "error" not in trial.user_attrs and trial.number not in retried:
                 self.retry(self.study, trial)
 
-    def _retried(self) -> set[int]:
-        return {number for trial in self.study.trials for number in trial.system_attrs.get("retry_history", ())}
-
-    def best(self) -> Best | None:
+    def best(self) -> FrozenTrial | None:
         """The best of the finished trials."""
-        if not self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            return None
-        trial = self.study.best_trial
-        return Best(trial.number, float(trial.value or 0), trial.params)
+        finished = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        return self.study.best_trial if finished else None
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a trial: number, state, score, settings, seconds, and why it failed."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,15 @@ from sot.data.images import (
     without_unreadable,
 )
 from sot.data.sources import ImageData, Stream, class_numbers, part_of
+from sot.data.splits import Split
 from sot.data.tags import PictureColumns
 from sot.evaluation.metrics import image_scores
 from sot.evaluation.multi_label import MultiLabelMetrics, multi_label_scores
-from sot.training.augmentation import Collate, train_transform
-from sot.training.conduct import Conduct, Job, adapted
+from sot.models.folder import show_bars_on_terminals_only
+from sot.training.conduct import Conduct, Job, with_metric
 from sot.training.engine import SoTTrainer
-from sot.training.image_model import build_model, data_config
+from sot.training.image_model import Collate, build_model, data_config, train_transform
 from sot.training.recipe import Recipe
-from sot.training.run import show_bars_on_terminals_only
 from sot.training.run_folder import full_name
 from sot.training.starting import prepare
 
@@ -143,6 +144,16 @@ class ImageTrainer(SoTTrainer):
             self.data_collator, self.args.dataloader_drop_last = collate, drop
 
 
+@dataclass(frozen=True)
+class Medium:
+    """What images and sounds do not share: how they are opened, built for, found unreadable and trained on."""
+
+    load: Callable[[str, Split, PictureColumns | None], ImageData]
+    build: Callable[[str, ImageData, Recipe, HeadConfig | None, bool], Any]
+    without_unreadable: Callable[[Any, bool, Any], tuple[Any, list[str]]]  # a part, strictly or not, for a model
+    make_trainer: Callable[[Any, ImageData, Recipe, TrainingArguments, Sequence[TrainerCallback]], SoTTrainer]
+
+
 def train_images(
     model: str,
     data: str,
@@ -155,45 +166,44 @@ def train_images(
     workers: int = 0,
     pictures: ImageData | None = None,
     columns: PictureColumns | None = None,
+    medium: Medium | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Train a model on images and leave the run in `out`; returns the evaluation that was kept.
+    """Train a model on images, or on another `medium`, and leave the run in `out`; returns the evaluation kept.
 
-    `pretrained` reads the published weights of a name, those in a folder are always read; `strict` refuses images
-    that cannot be read, which are left out otherwise. `pictures` are those of `data`, where they are at hand or split
+    `pretrained` reads the published weights of a name, those in a folder are always read; `strict` refuses files that
+    cannot be read, which are left out otherwise. `pictures` are those of `data`, where they are at hand or split
     otherwise; `columns` are those of a table. What else there is has `Conduct`.
     """
     show_bars_on_terminals_only()
-    conduct = Conduct(**options)
+    conduct, medium = Conduct(**options), medium or IMAGES
     batches = split_batch(recipe, conduct.accumulation)
     split = conduct.split(out, recipe.seed)
-    if pictures is None:
-        pictures = load_images(data, split.seed, columns=columns, stratified=split.stratified, fold=split.fold)
-    pictures, left_out = _readable(pictures, strict)
-    source = part_of(pictures.train, recipe.train_samples)
-    samples = _count(source), _count(pictures.val)
-    numbers = None if pictures.multi_label else class_numbers(source)
-    recipe = adapted(recipe, samples[0], "macro_f1", score_names(pictures))
+    pictures = medium.load(data, split, columns) if pictures is None else pictures
+    recipe = with_metric(recipe, "macro_f1", score_names(pictures))
     set_seed(recipe.seed)
     pretrained = pretrained or Path(model).is_dir()
-    built = build_model(model, pictures.labels, recipe, head, pretrained, pictures.multi_label)
+    built = medium.build(model, pictures, recipe, head, pretrained)
+    parts = (medium.without_unreadable(part, strict, built) for part in (pictures.train, pictures.val))
+    (train, bad), (val, also_bad) = parts
+    pictures = replace(pictures, train=train, val=val)
+    source = part_of(train, recipe.train_samples)
+    samples = _count(source), _count(val)
+    numbers = None if pictures.multi_label else class_numbers(source)
+    recipe = recipe.for_samples(samples[0])
     prepare(built, recipe, conduct.weights, numbers)
     loading = {"dataloader_num_workers": workers, "dataloader_drop_last": bool(recipe.mixup or recipe.cutmix)}
     args = training_arguments(recipe, out, {**batches, **loading, "report_to": conduct.report_to})
-    if isinstance(pictures.train, Stream):
-        pictures.train.check_readers(args.world_size, workers)
+    if isinstance(train, Stream):
+        train.check_readers(args.world_size, workers)
     _check_samples(source, args)
     settings = None if head is None else head.to_dict()
     identity = {"command": "train", "model": model, "data": data, "head": settings, "pretrained": pretrained}
     origin = model if Path(model).is_dir() else "published ones of this name" if pretrained else "random"
     known = {"data": full_name(data), **({} if columns is None else {"columns": str(columns)})}
-    job = Job(built, recipe, identity, known, pictures.labels, samples, numbers, origin, left_out)
-    return job.carry_out(out, conduct, split, lambda: make_trainer(built, pictures, recipe, args, conduct.callbacks))
-
-
-def _readable(pictures: ImageData, strict: bool) -> tuple[ImageData, list[str]]:
-    (train, bad), (val, also_bad) = (without_unreadable(part, strict) for part in (pictures.train, pictures.val))
-    return replace(pictures, train=train, val=val), bad + also_bad
+    job = Job(built, recipe, identity, known, pictures.labels, samples, numbers, origin, bad + also_bad)
+    make = partial(medium.make_trainer, built, pictures, recipe, args, conduct.callbacks)
+    return job.carry_out(out, conduct, split, make)
 
 
 def score_names(pictures: ImageData) -> list[str]:
@@ -243,3 +253,15 @@ def _training_set(source: Any, transform: Any, recipe: Recipe, args: TrainingArg
         return ImageSet(source, transform, recipe.seed)
     process = args.process_index, args.world_size
     return TrainingStream(source, transform, recipe.seed, args.train_batch_size, args.dataloader_num_workers, process)
+
+
+IMAGES = Medium(
+    lambda spec, split, columns: load_images(
+        spec, split.seed, columns=columns, stratified=split.stratified, fold=split.fold
+    ),
+    lambda name, data, recipe, head, pretrained: build_model(
+        name, data.labels, recipe, head, pretrained, data.multi_label
+    ),
+    lambda part, strict, _: without_unreadable(part, strict),
+    make_trainer,
+)

@@ -16,12 +16,12 @@ from sot.evaluation.metrics import text_scores
 from sot.evaluation.multi_label import MultiLabelMetrics, multi_label_scores
 from sot.files import read_object
 from sot.models.equip import Equipped, equip
+from sot.models.folder import show_bars_on_terminals_only
 from sot.models.from_timm import is_timm
 from sot.models.from_transformers import check_length
-from sot.training.conduct import Conduct, Job, adapted
+from sot.training.conduct import Conduct, Job, with_metric
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
-from sot.training.run import show_bars_on_terminals_only
 from sot.training.run_folder import RUN_FILE
 from sot.training.starting import continue_from, is_trained, prepare
 from sot.training.train_images import split_batch, training_arguments
@@ -30,6 +30,14 @@ IMAGES_ONLY = (  # keys of a recipe
     *("drop_path", "embed", "model_args", "img_size", "mixup", "cutmix", "erasing", "rand_augment"),
     *("color_jitter", "flip", "scale"),
 )
+
+
+def refuse_of_images(recipe: Recipe, what: str) -> None:
+    """Raise ValueError for settings of a recipe that only images have."""
+    usual = Recipe()
+    for key in IMAGES_ONLY:
+        if getattr(recipe, key) != getattr(usual, key):
+            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for {what}")
 
 
 class TextSet(Dataset[dict[str, Any]]):
@@ -64,10 +72,7 @@ def text_metrics(data: TextData, config: Any, recipe: Recipe) -> Callable[[Any],
 
 def build_text_model(model: str, data: TextData, recipe: Recipe, head: HeadConfig | None) -> Equipped:
     """The equipped model; `head` None is the conventional one, the class token alone."""
-    usual = Recipe()
-    for key in IMAGES_ONLY:
-        if getattr(recipe, key) != getattr(usual, key):
-            raise ValueError(f"{key} is for images, got {getattr(recipe, key)!r} for the text model {model}")
+    refuse_of_images(recipe, f"the text model {model}")
     loss: dict[str, Any] = {"label_smoothing": recipe.label_smoothing, "problem_type": problem_of(data)}
     labels = data.labels or ["score"]
     if is_trained(model):
@@ -123,7 +128,7 @@ def fine_tune(
     if data.train is None or data.dev is None:
         raise ValueError(f"{name} has no texts to train on")
     train = data.train.part(recipe.train_samples)
-    recipe = adapted(recipe, len(train), data.metric, _score_names(data))
+    recipe = with_metric(recipe, data.metric, _score_names(data)).for_samples(len(train))
     set_seed(recipe.seed)
     built = build_text_model(model, data, recipe, head)
     as_they_are = data.labels is None or data.multi_label

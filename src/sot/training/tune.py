@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback
 
 from sot.errors import Interrupted, SettingError
 from sot.extras import need
@@ -18,11 +21,10 @@ from sot.lock import only_writer
 from sot.training.engine import Diverged
 from sot.training.keeping import SMALLER_IS_BETTER
 from sot.training.run_folder import full_name, open_run
-from sot.training.search import SAMPLERS, Space, Trained, search_space, settle, size
+from sot.training.search import Space, Trained, check_sampler, search_space, settle, size
 from sot.training.train_images import world_size
-from sot.training.trials import Stopwatch, Timed, Watch, keep_numbers, score
-from sot.training.tuning_jobs import Job
-from sot.training.tuning_report import Cost, cost_of, draw_trials, last_line
+from sot.training.tuning_jobs import TuningJob
+from sot.training.tuning_report import SearchCost, cost_of, draw_trials, last_line
 
 RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
 
@@ -31,7 +33,7 @@ RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
 class Plan:
     """How to search; None leaves a choice to `tune`."""
 
-    searches: Sequence[str] = ()
+    searches: Sequence[str] | None = None
     pinned: Sequence[str] = ()  # settings of the recipe's grid that stay as they are
     sampler: str | None = None
     trials: int | None = None
@@ -57,17 +59,17 @@ class Outcome:
 class Tuner:
     """One search: its space, its sampler, and how many trials it has."""
 
-    def __init__(self, job: Job, trained: Trained, plan: Plan) -> None:
+    def __init__(self, job: TuningJob, trained: Trained, plan: Plan) -> None:
         need("optuna", "tuning", "tune")
         if world_size() > 1:
             raise SettingError("a trial is one process: start one command for each device, with the same {storage}")
         self.job, self.trained, self.plan = job, trained, plan
-        self.space, self.idle = search_space(trained, plan.searches, plan.pinned)
+        self.space, self.idle = search_space(trained, plan.searches or (), plan.pinned)
         self.metric = plan.metric or job.metric
         self.sampler, self.total = _choose(self.space, plan)
         self.prune = self.sampler != "grid" if plan.prune is None else plan.prune
 
-    def cost(self, folder: Path) -> Cost:
+    def cost(self, folder: Path) -> SearchCost:
         """What the search will cost, by a few timed steps in a folder for them."""
         watch = Stopwatch()
         recipe, head = settle(self.trained, {})
@@ -115,7 +117,7 @@ class Tuner:
         best, elsewhere = search.best(), search.running()
         if best is None and not elsewhere:
             raise ValueError(f"no trial of {len(search.rows())} finished: {search.rows()[-1]['error']}")
-        found = None if best is None else {"trial": best.number, "value": best.value, "settings": best.values}
+        found = None if best is None else {"trial": best.number, "value": best.value, "settings": best.params}
         scores = None if found is None or elsewhere else self._train_winner(out, found, report_to, tell)
         return Outcome(self.metric, search.rows(), found, scores, elsewhere)
 
@@ -145,7 +147,7 @@ class Tuner:
         write_atomically(out / "trials.csv", as_csv(rows))
         write_atomically(out / "trials.png", draw_trials(rows, self.space, self.metric))
         if best is not None:
-            write_atomically(out / "best.yaml", settle(self.trained, best.values)[0].to_yaml())
+            write_atomically(out / "best.yaml", settle(self.trained, best.params)[0].to_yaml())
 
     def _train_winner(
         self, out: Path, found: dict[str, Any], report_to: str, tell: Callable[[str], None]
@@ -164,6 +166,61 @@ class Tuner:
         return scores
 
 
+class Watch(TrainerCallback):
+    """Hands on the score of every evaluation, and leaves out checkpoints: a trial is run again rather than resumed."""
+
+    def __init__(self, metric: str, report: Callable[[int, float], None] | None) -> None:
+        self.metric, self.report = metric, report
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = False
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Every evaluation but those of further seeds counts for pruning."""
+        value = score(kwargs["metrics"], self.metric)
+        if self.report is not None:
+            self.report(round(state.epoch), value)
+
+
+def score(metrics: Mapping[str, float], metric: str) -> float:
+    """The score that is searched for."""
+    if f"eval_{metric}" not in metrics:
+        endings = ("_runtime", "_per_second", "epoch")
+        accepted = [name.removeprefix("eval_") for name in metrics if not name.endswith(endings)]
+        raise SettingError("{metric} must be one of {}, got {!r}", ", ".join(accepted), metric)
+    return metrics[f"eval_{metric}"]
+
+
+class Timed(Exception):
+    """Enough steps were timed."""
+
+
+class Stopwatch(TrainerCallback):
+    """Times a few steps, without the first two, and ends the run."""
+
+    def __init__(self, steps: int = 6) -> None:
+        self.steps, self.marks = steps, list[float]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.marks.append(perf_counter())
+        if len(self.marks) >= self.steps:
+            raise Timed
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step; None if there were too few."""
+        return float(np.median(np.diff(self.marks[1:]))) if len(self.marks) > 2 else None
+
+
+def keep_numbers(folder: Path) -> None:
+    """Of a trial's folder its recipe and metrics: weights of many would fill a disk."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in ("run.json", "recipe.yaml", "metrics.csv", "metrics.json"):
+            path.unlink()
+
+
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
     """What a signal interrupts here was saved in a folder that is removed."""
@@ -177,8 +234,7 @@ def _choose(space: Space, plan: Plan) -> tuple[str, int]:
     """The sampler, and how many trials it makes."""
     combinations = size(space)
     sampler = plan.sampler or ("grid" if combinations is not None and plan.trials is None else "tpe")
-    if sampler not in SAMPLERS:
-        raise SettingError("{sampler} must be one of {}, got {!r}", ", ".join(SAMPLERS), sampler)
+    check_sampler(sampler)
     if sampler != "grid":
         return sampler, plan.trials or USUAL_TRIALS
     if combinations is None:

@@ -14,7 +14,7 @@ FIXED = ("trial", "state", "value", "seconds", "ended", "error")  # columns of e
 
 
 @dataclass(frozen=True)
-class Cost:
+class SearchCost:
     """Trials, steps of all of them and of the winner, and seconds if steps were timed; `exact` or at most so many."""
 
     trials: int
@@ -24,7 +24,7 @@ class Cost:
     exact: bool
 
 
-def cost_of(space: Space, recipe: Recipe, trials: int, samples: tuple[int, int], rate: float | None) -> Cost:
+def cost_of(space: Space, recipe: Recipe, trials: int, samples: tuple[int, int], rate: float | None) -> SearchCost:
     """The cost of so many trials and of the winner, at `rate` seconds for each sample of a step.
 
     Exact for a whole grid, which has all sizes equally often; else that of the most costly. An evaluation has no
@@ -39,7 +39,7 @@ def cost_of(space: Space, recipe: Recipe, trials: int, samples: tuple[int, int],
     everything = min(sum(samples), recipe.train_samples or sum(samples))
     winner = max(epochs) * math.ceil(everything / min(batches))
     work = trials * length * (train + held / 3) + max(epochs) * everything
-    return Cost(trials, round(trials * each), round(winner), None if rate is None else rate * work, exact)
+    return SearchCost(trials, round(trials * each), round(winner), None if rate is None else rate * work, exact)
 
 
 def _values(choices: Choices) -> list[float]:
