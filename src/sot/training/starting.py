@@ -18,6 +18,7 @@ from sot.errors import SettingError
 from sot.files import one_line, read_object
 from sot.models.folder import load_model
 from sot.models.modeling import labels_of
+from sot.saved import is_own_type
 from sot.training.adapters import add_adapters
 from sot.training.recipe import Recipe
 
@@ -28,7 +29,7 @@ PREFIXES = ("", "model.", "module.", "encoder.", "backbone.", "backbone.timm_mod
 def is_trained(model: str) -> bool:
     """Whether a name is the folder of a model that sot trained."""
     file = Path(model) / "config.json"
-    return file.is_file() and read_object(file).get("model_type") == "sot"
+    return file.is_file() and is_own_type(read_object(file).get("model_type"))
 
 
 def continue_from(folder: str, labels: Sequence[str], head: HeadConfig | None, settings: dict[str, Any]) -> Any:
