@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForImageClassification, AutoModelF
 
 import sot
 from sot.models.folder import folder_modality
-from sot.training.starting import is_trained
+from sot.saved import is_trained
 
 FOLDERS = sorted(path for path in (Path(__file__).parent / "saved").iterdir() if path.is_dir())
 

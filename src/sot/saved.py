@@ -9,6 +9,7 @@ from typing import Any, SupportsIndex
 
 from sot.errors import SettingError
 from sot.extras import DISTRIBUTION
+from sot.files import read_object
 from sot.limits import code_of, read_settings
 
 MODEL_TYPE = DISTRIBUTION  # all of a config.json that transformers quotes where it does not know us: what to install
@@ -30,6 +31,12 @@ def folder_config(folder: Path) -> dict[str, Any]:
 def is_own_type(kind: Any) -> bool:
     """Whether a `model_type` is that of our models."""
     return kind == MODEL_TYPE or kind in FORMER_TYPES
+
+
+def is_trained(model: str) -> bool:
+    """Whether a name is the folder of a model that sot trained."""
+    file = Path(model) / "config.json"
+    return file.is_file() and is_own_type(read_object(file).get("model_type"))
 
 
 def modality_of(settings: Mapping[str, Any]) -> str:

@@ -78,16 +78,13 @@ def finetune(
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a text classifier."""
-    from sot.training.recipe import check_settings
-
     report_to = check_log(log)
     check_run(out, resume, overwrite, weights)
     columns = (text, pair, label)
     check_text_model(model)
-    check_texts(task, data, dev, columns, folds, encoding)
     tags = read_tags(label, multi_label, separator)
+    check_texts(task, data, dev, columns, folds, encoding, tags, regression)
     wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
-    check_settings(recipe, wanted)
     chosen, parsed = read_recipe(recipe, wanted, head, "text")
     parsed = own_head(model, head, parsed)
     table, name = text_data(task, data, dev, columns, regression=regression, encoding=encoding, tags=tags)

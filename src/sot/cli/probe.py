@@ -26,6 +26,7 @@ from sot.cli.options import (
     progress,
     refuse,
 )
+from sot.cli.runs import check_weights
 from sot.cli.texts import text_data
 
 
@@ -73,18 +74,17 @@ def probe(
     if data is None and task is None:
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
-    from sot.bench.timing import thread_count
-    from sot.training.run import show_bars_on_terminals_only
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     counts = _labels(labels)
-    budget = probing.Budget(
-        epochs=epochs,
-        learning_rates=_numbers("--rates", rates),
-        weight_decays=_numbers("--decays", decays),
-        search_folds=search_folds,
-    )
+    choices = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
+    check_weights(weights)
+    _check_data(task, data, dev, encoding)
+    from sot.bench.timing import thread_count
+    from sot.training.run import show_bars_on_terminals_only
+
+    budget = probing.Budget(epochs=epochs, search_folds=search_folds, **choices)
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
@@ -114,6 +114,23 @@ def probe(
     console.print(comparison.table())
     best = "" if comparison.best is None else f"Best model: {out / 'best'}. "
     console.print(f"{best}Picture: {out / 'probe.png'}.", soft_wrap=True)
+
+
+def _check_data(task: str | None, data: str | None, dev: Path | None, encoding: str | None) -> None:
+    """Refuse what no model can read, before there is one to ask what it reads."""
+    from sot.data.glue import check_task
+    from sot.data.rows import SUFFIXES, check_table
+    from sot.data.spec import check_pictures
+
+    if task is not None:
+        check_task(task)
+    elif data is not None and data != "tones":
+        if Path(data).suffix in SUFFIXES:
+            check_table(Path(data), encoding)
+        else:
+            check_pictures(data)
+    if dev is not None:
+        check_table(dev, encoding)
 
 
 def _labels(text: str) -> list[int | None]:

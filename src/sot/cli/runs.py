@@ -52,8 +52,21 @@ def check_run(out: Path, resume: bool, overwrite: bool, weights: Path | None) ->
     from sot.training.run_folder import check_out
 
     check_out(out, resume, overwrite)
+    check_weights(weights)
+
+
+def check_weights(weights: Path | None) -> None:
+    """Refuse a file of weights that is not there."""
     if weights is not None and not weights.is_file():
         raise ValueError(f"--weights: no such file: {weights}")
+
+
+def likely_recipe(data: str) -> str:
+    """The recipe that images get where none is named, as far as that is known without loading timm.
+
+    A model without weights takes `scratch` instead, which has the same keys and head as `finetune`.
+    """
+    return "digits" if data == "digits" else "finetune"
 
 
 def say(line: str) -> None:
@@ -66,9 +79,8 @@ def say(line: str) -> None:
 
 def own_head(model: str, asked: str | None, parsed: HeadConfig | None) -> HeadConfig | None:
     """The head of the model to continue from, if that has one and the user names no other."""
-    from sot.core.head import HeadConfig
-    from sot.saved import folder_config
-    from sot.training.starting import is_trained
+    from sot.core.head_config import HeadConfig
+    from sot.saved import folder_config, is_trained
 
     if asked is not None or not is_trained(model):
         return parsed

@@ -12,6 +12,8 @@ from sot.cli.options import refuse_both
 if TYPE_CHECKING:
     from sot.data.tags import Tags
 
+NO_TEXTS = "name a --task, or give --data a table with columns --text and --label"
+
 
 def text_data(
     task: str | None,
@@ -38,7 +40,7 @@ def text_data(
         _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
         return load_task(task, data), task
     if data is None:
-        raise ValueError("name a --task, or give --data a table with columns --text and --label")
+        raise ValueError(NO_TEXTS)
     refuse_both("--regression", "--multi-label", regression and tags is not None)
     regression |= labels is not None and len(labels) == 1
     if data.startswith("hfds/"):
@@ -74,21 +76,42 @@ def check_texts(
     columns: tuple[str, str | None, str],
     folds: int | None = None,
     encoding: str | None = None,
+    tags: Tags | None = None,
+    regression: bool = False,
 ) -> None:
     """Refuse what names and files tell of a table of texts, before any library is loaded."""
-    from sot.data.glue import task_of
-    from sot.data.rows import check_table
+    from sot.data.glue import check_task, task_of
 
+    if task is not None:
+        check_task(task)
+    elif data is None:
+        raise ValueError(NO_TEXTS)
+    refuse_both("--regression", "--multi-label", regression and tags is not None)
     if folds is not None and (task is not None or dev is not None):
         raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
     if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
         return
-    for file in filter(None, (Path(data), dev)):
+    _check_columns([Path(data), *([] if dev is None else [dev])], columns, encoding, tags)
+
+
+def _check_columns(
+    files: list[Path], columns: tuple[str, str | None, str], encoding: str | None, tags: Tags | None
+) -> None:
+    """Refuse tables that are not there, and columns that their first row does not have."""
+    from sot.data.glue import Columns
+    from sot.data.rows import check_table, read_rows, text_column
+
+    for file in files:
         check_table(file, encoding)
     named = [name for name in columns if name is not None]
     if len(set(named)) < len(named):
         twice = next(name for name in named if named.count(name) > 1)
         raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
+    for file in files:
+        first = next(read_rows(file, None, encoding), None)
+        if first is not None:
+            text, *others = columns
+            Columns(text_column(text, first), *others, tags).check(first, str(file))
 
 
 def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:

@@ -36,6 +36,7 @@ from sot.cli.runs import (
     PatienceOption,
     WeightsOption,
     check_run,
+    likely_recipe,
     own_head,
     run,
     run_settings,
@@ -90,11 +91,13 @@ def train(
     sounds = _check_data(data)
     wanted = [*(settings or []), *run_settings(metric, patience, balance, freeze, lora)]
     recipe = recipe or ("sounds" if sounds else None)
-    name, why, has_weights = _chosen(model, data, recipe, wanted, weights is not None)
-    own = [] if sounds else _own_size(model, name)
-    chosen, parsed = read_recipe(name, [*own, *wanted], head, "audio" if sounds else "image")
-    parsed = own_head(model, head, parsed)
+    task = "audio" if sounds else "image"
+    read_recipe(recipe or likely_recipe(data), wanted, head, task)  # refuses mistakes before torch is loaded
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
+    name, why, has_weights = _chosen(model, data, recipe, weights is not None)
+    own = [] if sounds else _own_size(model, name)
+    chosen, parsed = read_recipe(name, [*own, *wanted], head, task)
+    parsed = own_head(model, head, parsed)
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
     from sot.training.train_sounds import train_sounds
@@ -121,11 +124,8 @@ def _check_data(data: str) -> bool:
     return False
 
 
-def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weights: bool) -> tuple[str, str, bool]:
+def _chosen(model: str, data: str, recipe: str | None, weights: bool) -> tuple[str, str, bool]:
     """Name of the recipe, the same with why it was chosen, and whether it starts from published weights."""
-    from sot.training.recipe import check_settings
-
-    check_settings(recipe or "finetune", settings)
     from sot.training.choice import FINETUNE, choose_recipe, has_weights
 
     name, why = (recipe, "") if recipe is not None else choose_recipe(model, data, weights)

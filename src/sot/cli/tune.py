@@ -41,10 +41,13 @@ from sot.cli.options import (
     read_tags,
     refuse,
 )
+from sot.cli.runs import likely_recipe
 from sot.cli.texts import check_text_model, check_texts, source_of, text_data
 from sot.files import counted, rich_table
 
 if TYPE_CHECKING:
+    from sot.core.head_config import HeadConfig
+    from sot.training.recipe import Recipe
     from sot.training.tune import Outcome, Tuner
 
 of_search = partial(typer.Option, rich_help_panel="Search")
@@ -123,22 +126,24 @@ def tune(
     report_to = check_log(log)
     columns = (text, pair, label)
     texts = _reads_texts(task, data)
-    _check(recipe or ("text" if texts else "finetune"), settings, search, sampler, (out, resume, overwrite, dry_run))
+    given = (recipe or ("text" if texts else likely_recipe(str(data))), settings, head)
+    _check(given, sampler, metric, (out, resume, overwrite, dry_run))
     if data is not None and not texts and not data.startswith("hfds/"):
         check_pictures(data)
-    elif texts:
+    tags = read_tags(label, multi_label, separator)
+    if texts:
+        refuse(f"recipe {given[0]} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
         check_text_model(model)
-        check_texts(task, data, dev, columns, encoding=encoding)
-    from sot.training.recipe import load_recipe
+        check_texts(task, data, dev, columns, encoding=encoding, tags=tags, regression=regression)
+    _check_search(given, search, sampler)
     from sot.training.tune import Plan, Tuner
 
     recipe = recipe or ("text" if texts else _image_recipe(model, data))
-    trained = read_recipe(recipe, settings, head, load_recipe(recipe).task)
+    trained = _trained(recipe, settings, head)
+    metric = None if metric == "auto" else metric
     plan = Plan(search or [], _pinned(settings, head), sampler, trials, prune, seeds, held_out, metric, storage, study)
-    tags = read_tags(label, multi_label, separator)
     share = {"share": held_out, "seed": trained[0].seed, "accumulation": accumulation}
     if trained[0].task == "text":
-        refuse(f"recipe {recipe} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
         table, name = text_data(task, data, dev, columns, regression=regression, encoding=encoding, tags=tags)
         job = _text_job(model, table, name, source_of(data, dev, columns, regression, tags), share)
     else:
@@ -173,20 +178,35 @@ def _reads_texts(task: str | None, data: str | None) -> bool:
     return data.endswith(TABLES) and not (is_picture_table(data) and has_pictures(data))
 
 
-def _check(recipe: str, settings: Any, search: list[str] | None, sampler: str | None, folder: Any) -> None:
-    """Refuse what can be told without loading torch."""
-    from sot.training.recipe import check_settings
+def _trained(recipe: str, settings: list[str] | None, head: str | None) -> tuple[Recipe, HeadConfig | None]:
+    """The recipe and head that are searched around."""
+    from sot.training.recipe import load_recipe
+
+    return read_recipe(recipe, settings, head, load_recipe(recipe).task)
+
+
+def _check(given: Any, sampler: str | None, metric: str | None, folder: Any) -> None:
+    """Refuse what can be told without loading torch; `given` are a recipe, its settings and its head."""
+    from sot.training.recipe import METRICS
     from sot.training.run_folder import check_out
-    from sot.training.search import SAMPLERS, parse_search
+    from sot.training.search import SAMPLERS
 
     out, resume, overwrite, dry_run = folder
     if not dry_run:
         check_out(out, resume, overwrite)
-    check_settings(recipe, settings or [])
-    for each in search or []:
-        parse_search(each)
     if sampler not in (None, *SAMPLERS):
         raise ValueError(f"--sampler must be one of {', '.join(SAMPLERS)}, got {sampler!r}")
+    _trained(*given)
+    if metric not in (None, *METRICS):
+        raise ValueError(f"--metric must be one of {', '.join(METRICS)}, got {metric!r}")
+
+
+def _check_search(given: Any, search: list[str] | None, sampler: str | None) -> None:
+    """Refuse what cannot be searched, or not so."""
+    from sot.training.search import choose_sampler, search_space
+
+    space, _ = search_space(_trained(*given), search or [], _pinned(*given[1:]))
+    choose_sampler(space, sampler, None)
 
 
 def _image_recipe(model: str, data: str | None) -> str:

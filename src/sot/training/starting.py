@@ -15,21 +15,14 @@ from torch import Tensor
 
 from sot.core.head import HeadConfig
 from sot.errors import SettingError
-from sot.files import one_line, read_object
+from sot.files import one_line
 from sot.models.folder import load_model
 from sot.models.modeling import labels_of
-from sot.saved import is_own_type
 from sot.training.adapters import add_adapters
 from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 PREFIXES = ("", "model.", "module.", "encoder.", "backbone.", "backbone.timm_model.")  # that files put before names
-
-
-def is_trained(model: str) -> bool:
-    """Whether a name is the folder of a model that sot trained."""
-    file = Path(model) / "config.json"
-    return file.is_file() and is_own_type(read_object(file).get("model_type"))
 
 
 def continue_from(folder: str, labels: Sequence[str], head: HeadConfig | None, settings: dict[str, Any]) -> Any:

@@ -19,13 +19,14 @@ from sot.evaluation.multi_label import MultiLabelMetrics
 from sot.models.audio import SoTForAudioClassification
 from sot.models.equip import equip
 from sot.models.from_timm import is_timm
+from sot.saved import is_trained
 from sot.training.conduct import Conduct, Job, adapted
 from sot.training.engine import SoTTrainer
 from sot.training.image_model import with_plain_head
 from sot.training.recipe import Recipe
 from sot.training.run import show_bars_on_terminals_only
 from sot.training.run_folder import full_name
-from sot.training.starting import continue_from, is_trained, prepare
+from sot.training.starting import continue_from, prepare
 from sot.training.train_images import TellEpoch, image_metrics, score_names, split_batch, training_arguments
 from sot.training.train_texts import IMAGES_ONLY
 
