@@ -28,6 +28,7 @@ from sot.evaluation.evaluate import unseen_part
 from sot.evaluation.metrics import image_scores, text_scores
 from sot.models.equip import equip
 from sot.models.folder import load_model
+from sot.training import run
 from sot.training.announce import warn_of_labels
 from sot.training.choice import choose_recipe, has_weights
 from sot.training.engine import Diverged
@@ -139,6 +140,23 @@ def test_a_run_tells_what_was_chosen_and_a_line_an_epoch(photos, stand_ins, tmp_
     assert all(line.endswith(" left") for line in lines)
     card = (out / "README.md").read_text()
     assert "was kept, the best by macro_f1 on the validation set" in card
+
+
+def test_a_long_epoch_is_told_of_after_a_minute_and_every_ten(monkeypatch):
+    clock, lines = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock.now)
+    said = run.Lines(lines.append, Recipe())
+    state, control = TrainerState(max_steps=4000), TrainerControl()
+    said.on_train_begin(None, state, control)
+    for state.global_step in range(1, 4001):
+        clock.now += 0.5
+        said.on_step_end(None, state, control)
+    assert lines == [
+        "step 120 of 4,000, 32 min left",
+        "step 1,320 of 4,000, 22 min left",
+        "step 2,520 of 4,000, 12 min left",
+        "step 3,720 of 4,000, 2 min left",
+    ]
 
 
 # --- what is kept ------------------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ from sot.probe import FrozenBackbone, cache_features, open_backbone, read_sounds
 from sot.probe.choice import draw_folds
 from sot.probe.features import Features
 from sot.probe.fitting import Budget, Target, choose_settings
-from sot.probe.heads import HEADS, token_statistics
+from sot.probe.heads import token_statistics
+from sot.probe.names import HEADS
 from sot.probe.rotation import rotated
 
 

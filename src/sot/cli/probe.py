@@ -78,13 +78,15 @@ def probe(
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
     counts = _labels(labels)
-    choices = {"learning_rates": _numbers("--rates", rates), "weight_decays": _numbers("--decays", decays)}
+    learning_rates, weight_decays = _numbers("--rates", rates), _numbers("--decays", decays)
     check_weights(weights)
     _check_data(task, data, dev, encoding)
     from sot.bench.timing import thread_count
     from sot.training.run import show_bars_on_terminals_only
 
-    budget = probing.Budget(epochs=epochs, search_folds=search_folds, **choices)
+    budget = probing.Budget(
+        epochs=epochs, learning_rates=learning_rates, weight_decays=weight_decays, search_folds=search_folds
+    )
     show_bars_on_terminals_only()
     parts = (train_samples, test_samples)
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)

@@ -110,8 +110,8 @@ def _check_columns(
     for file in files:
         first = next(read_rows(file, None, encoding), None)
         if first is not None:
-            text, *others = columns
-            Columns(text_column(text, first), *others, tags).check(first, str(file))
+            text, pair, label = columns
+            Columns(text_column(text, first), pair, label, tags).check(first, str(file))
 
 
 def _refuse_of_tables(what: str, options: Mapping[str, Any]) -> None:

@@ -15,8 +15,9 @@ from sot.core.head import HeadConfig, SecondOrderHead
 from sot.probe.cache import Progress, silent
 from sot.probe.features import Array, Features, clock
 from sot.probe.fitting import Budget, Choice, Target, Time, choose_settings, rank, score_head, score_outputs, train_head
-from sot.probe.heads import PLAIN, count_macs, standardising_head, token_statistics
+from sot.probe.heads import count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
+from sot.probe.names import PLAIN
 from sot.probe.outcome import Result
 from sot.probe.plain import plain_outputs
 from sot.probe.samples import key_digest
