@@ -80,7 +80,7 @@ def probe(
     counts = _labels(labels)
     learning_rates, weight_decays = _numbers("--rates", rates), _numbers("--decays", decays)
     check_weights(weights)
-    _check_data(task, data, dev, encoding)
+    _check_data(task, data, encoding)
     from sot.bench.timing import thread_count
     from sot.training.run import show_bars_on_terminals_only
 
@@ -118,7 +118,7 @@ def probe(
     console.print(f"{best}Picture: {out / 'probe.png'}.", soft_wrap=True)
 
 
-def _check_data(task: str | None, data: str | None, dev: Path | None, encoding: str | None) -> None:
+def _check_data(task: str | None, data: str | None, encoding: str | None) -> None:
     """Refuse what no model can read, before there is one to ask what it reads."""
     from sot.data.glue import check_task
     from sot.data.rows import SUFFIXES, check_table
@@ -131,8 +131,6 @@ def _check_data(task: str | None, data: str | None, dev: Path | None, encoding: 
             check_table(Path(data), encoding)
         else:
             check_pictures(data)
-    if dev is not None:
-        check_table(dev, encoding)
 
 
 def _labels(text: str) -> list[int | None]:
