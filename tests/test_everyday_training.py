@@ -28,6 +28,7 @@ from sot.evaluation.evaluate import unseen_part
 from sot.evaluation.metrics import image_scores, text_scores
 from sot.models.equip import equip
 from sot.models.folder import load_model
+from sot.training import run
 from sot.training.choice import choose_recipe, has_weights
 from sot.training.conduct import warn_of_labels
 from sot.training.engine import Diverged
@@ -139,6 +140,23 @@ def test_a_run_tells_what_was_chosen_and_a_line_an_epoch(photos, stand_ins, tmp_
     assert all(line.endswith(" left") for line in lines)
     card = (out / "README.md").read_text()
     assert "was kept, the best by macro_f1 on the validation set" in card
+
+
+def test_a_long_epoch_is_told_of_after_a_minute_and_every_ten(monkeypatch):
+    clock, lines = SimpleNamespace(now=0.0), []
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock.now)
+    said = run.Lines(lines.append, Recipe())
+    state, control = TrainerState(max_steps=4000), TrainerControl()
+    said.on_train_begin(None, state, control)
+    for state.global_step in range(1, 4001):
+        clock.now += 0.5
+        said.on_step_end(None, state, control)
+    assert lines == [
+        "step 120 of 4,000, 32 min left",
+        "step 1,320 of 4,000, 22 min left",
+        "step 2,520 of 4,000, 12 min left",
+        "step 3,720 of 4,000, 2 min left",
+    ]
 
 
 # --- what is kept ------------------------------------------------------------------------------------------
@@ -481,11 +499,31 @@ def test_adapters_are_merged_when_they_are_saved_and_resume_to_the_same_bits(ema
 # --- sentences that help -----------------------------------------------------------------------------------
 
 
-def without_torch(*arguments):
-    """Run a command where torch cannot be imported."""
-    hide = "import sys; sys.modules['torch'] = None; from sot.cli.main import main; main()"
-    command = [sys.executable, "-c", hide, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+sys.modules["torch"] = None
+from sot.cli.main import main
+ended = []
+for words in json.load(sys.stdin):
+    sys.argv = ["sot", *words]
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            main()
+        except SystemExit as end:
+            ended.append((end.code, " ".join(said.getvalue().split())))
+        except ImportError as error:
+            ended.append((1, str(error)))
+print(json.dumps(ended))
+"""
+
+
+def without_torch(commands):
+    """Exit code and words of commands in a process where torch cannot be imported."""
+    words = json.dumps([[str(word) for word in command] for command in commands])
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, input=words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_mistakes_in_arguments_are_told_before_torch_is_loaded(photos, table, tmp_path):
@@ -493,7 +531,7 @@ def test_mistakes_in_arguments_are_told_before_torch_is_loaded(photos, table, tm
     (tmp_path / "used" / "file").write_text("")
     image, text = ["train", "--model", "x"], ["finetune", "--model", "x"]
     out = ["--out", tmp_path / "run"]
-    for arguments, message in (
+    cases = (
         ([*image, "--data", table, *out], "is a table of texts: use sot finetune"),
         ([*image, "--data", "nowhere", *out], "unknown data 'nowhere'"),
         ([*image, "--data", photos, *out, "--set", "lr=0"], "lr must be above 0"),
@@ -516,10 +554,61 @@ def test_mistakes_in_arguments_are_told_before_torch_is_loaded(photos, table, tm
         (["tune", "sot_tiny", "--data", table, *out], "is a timm model, for images"),
         (["tune", "x", "--data", table, "--out", tmp_path / "used"], "exists: continue it with --resume"),
         ([*text, "--data", table, "--dev", table, "--folds", 3, *out], "--folds 3 divides a table: leave out --dev"),
-    ):
-        result = without_torch(*arguments)
-        assert result.returncode == 2 and message in " ".join(result.stderr.split()), (message, result.stderr)
+        ([*text, "--data", table, *out, "--label", "tags"], "has no column 'tags'; it has "),
+        ([*text, "--task", "sst3", *out], "unknown task 'sst3'; accepted: cola, sst2,"),
+        ([*text, *out], "name a --task, or give --data a table"),
+        ([*text, "--data", table, *out, "--regression", "--multi-label"], "--regression and --multi-label exclude"),
+        ([*text, "--data", table, *out, "--recipe", "digits"], "recipe digits is for images: use sot train"),
+        ([*text, "--data", table, *out, "--set", "head.dropout=2"], "dropout must be in [0, 1), got 2"),
+        ([*image, "--data", photos, *out, "--recipe", "bert"], "recipe bert is for text: use sot finetune"),
+        ([*image, "--data", photos, *out, "--set", "rand_augment=foo"], "as timm writes it, such as rand-m9"),
+        ([*image, "--data", photos, *out, "--multi-label"], "is no table of images: leave out --multi-label"),
+        (["tune", "x", "--data", table, *out], "there is nothing to search"),
+        (["tune", "x", "--data", table, *out, "--search", "rate=1,2"], "unknown recipe key 'rate'"),
+        (["tune", "x", "--data", table, *out, "--search", "head.dropout=0.5,7"], "dropout must be in [0, 1), got 7"),
+        (["tune", "x", "--data", table, *out, "--search", "lr=1e-5,1e-4", "--metric", "bleu"], "--metric must be one"),
+        (["tune", "x", "--data", table, *out, "--search", "lr=1..2", "--sampler", "grid"], "a grid has no ranges"),
+        (["probe", "--model", "x", "--data", photos, *out, "--heads", "foo"], "unknown head 'foo'; accepted: all,"),
+        (["probe", "--model", "x", "--data", photos, *out, "--labels", "1"], "--labels takes numbers from 2 on"),
+        (["probe", "--model", "x", "--data", photos, *out, "--rates", "fast"], "--rates takes numbers above 0"),
+        (["probe", "--model", "x", "--data", "nowhere", *out], "unknown data 'nowhere'"),
+        (["probe", "--model", "x", "--data", photos, *out, "--weights", "none.pth"], "--weights: no such file"),
+        (["--import", "nowhere", *text, "--data", table, *out], "--import nowhere failed: No module named 'nowhere'"),
+        (["ui", tmp_path / "used"], "used is not a model: it has no config.json"),
+    )
+    for (_, message), (code, said) in zip(cases, without_torch(words for words, _ in cases), strict=True):
+        assert code == 2 and message in said, (message, said)
     assert not (tmp_path / "run").exists()
+
+
+HEADS = {
+    "nonsense": "a head setting has the form key=value, got 'nonsense'",
+    "pool=foo": "unknown pool 'foo'; accepted: mgcrp, gcp, gap,",
+    "norm=foo": "unknown norm 'foo'; accepted: svpn, svpn_fast,",
+    "heads=0": "heads must be an integer >= 1, got 0",
+    "colour=red": "unknown head setting 'colour'",
+    "pool=gap,exponent=0.3": "exponent=0.3 is for mgcrp and gcp only, got pool 'gap'",
+    "norm=mpn": "norm 'mpn' needs a covariance, a cross-covariance accepts: svpn,",
+    "norm=svpn_fast,num_values=999": "num_values must be at most min(left_dim, right_dim)",
+}
+
+
+@pytest.mark.parametrize("command", ["train", "finetune", "tune"])
+def test_mistakes_in_a_head_are_told_before_torch_is_loaded(command, photos, table, tmp_path):
+    start = ["tune", "x", "--search", "lr=1e-5,1e-4"] if command == "tune" else [command, "--model", "x"]
+    data = photos if command == "train" else table
+    ended = without_torch(
+        [*start, "--data", data, "--out", tmp_path / "run", "--head", head] for head in (*HEADS, "pool=gap")
+    )
+    for message, (code, said) in zip(HEADS.values(), ended):
+        assert code == 2 and message in said, (message, said)
+    code, said = ended[-1]
+    assert code == 1 and "import of torch halted" in said  # what is right needs it
+
+
+def test_the_recipe_that_is_checked_first_is_like_the_one_that_may_be_chosen():
+    first, other = load_recipe("finetune"), load_recipe("scratch")
+    assert (first.task, first.head, first.grid) == (other.task, other.head, other.grid)
 
 
 def test_a_folder_is_no_table_and_a_timm_name_no_text_model(photos, bert, tmp_path):

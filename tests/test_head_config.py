@@ -8,7 +8,7 @@ import pytest
 from sot import NORMS, POOLS, Fusion, HeadConfig
 from sot.core.head_config import applicable, merge_head
 from sot.core.normalizers import SYMMETRIC_ONLY
-from sot.probe.heads import HEADS
+from sot.probe.names import HEADS
 
 
 def test_the_default_is_exact_of_exponent_a_quarter():

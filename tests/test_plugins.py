@@ -101,7 +101,7 @@ def test_a_module_is_imported_by_name_for_any_command(clean, tmp_path):
 
 
 def test_the_probe_knows_heads_of_foreign_poolings(clean):
-    from sot.probe.heads import HEADS, check_names
+    from sot.probe.names import HEADS, check_names
 
     POOLS["gap2"] = POOLS["gap"]
     check_names(["gap2", "class+gap2"])

@@ -22,8 +22,9 @@ from sot.evaluation.metrics import interval
 from sot.probe import Budget, Features, FrozenBackbone, cache_features, choose_heads, open_backbone
 from sot.probe.contest import Contest
 from sot.probe.fitting import Target, training_batches
-from sot.probe.heads import HEADS, TRAINED, count_macs, standardising_head, token_statistics
+from sot.probe.heads import count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
+from sot.probe.names import HEADS, TRAINED
 from sot.probe.samples import image_samples
 
 QUICK = Budget(epochs=8, least_steps=8, learning_rates=(1e-2,), weight_decays=(0.01,))

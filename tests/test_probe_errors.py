@@ -173,7 +173,7 @@ def no_tokens(monkeypatch):
     def compute(*arguments):
         raise AssertionError("tokens were computed")
 
-    monkeypatch.setattr("sot.probe.cache_features", compute)
+    monkeypatch.setattr("sot.probe.compare.cache_features", compute)
 
 
 def test_results_that_cannot_be_written_are_noticed_before_tokens_are_computed(no_tokens, tmp_path):

@@ -16,7 +16,8 @@ from sot.probe.choice import draw_folds
 from sot.probe.contest import rotated
 from sot.probe.features import Features
 from sot.probe.fitting import Budget, Target, choose_settings
-from sot.probe.heads import HEADS, token_statistics
+from sot.probe.heads import token_statistics
+from sot.probe.names import HEADS
 
 
 def probe(*options):

@@ -79,7 +79,8 @@ def test_public_names_are_listed_and_loaded_when_asked_for():
 
 USE = """
 assert timm.create_model("sot_7", num_classes=3).num_classes == 3
-assert transformers.AutoConfig.for_model("sot").model_type == "sot"
+for kind in ("sot", "second-order-transformer"):
+    assert transformers.AutoConfig.for_model(kind).model_type == "second-order-transformer"
 assert "sot.models.modeling" in sys.modules
 from transformers import AutoModelForImageClassification
 assert "SoTConfig" in {config.__name__ for config in AutoModelForImageClassification._model_mapping._extra_content}

@@ -165,6 +165,30 @@ def test_bad_values_are_named(settings, message):
         Recipe.from_dict(settings)
 
 
+@pytest.mark.parametrize(
+    "name, fits",
+    [
+        *((name, True) for name in ("rand", "rand-m9-mstd0.5-inc1", "rand-n3-p0.4-mmax20", "rand-tweights-m3")),
+        *((name, False) for name in ("augmix-m3", "rand-m9.5", "rand-w0", "rand-x3", "rand-mstdx1", "Rand-m9", "")),
+    ],
+)
+def test_an_augmentation_is_what_timm_reads(name, fits):
+    from timm.data.auto_augment import rand_augment_transform
+
+    if fits:
+        assert Recipe(rand_augment=name).rand_augment == name and rand_augment_transform(name, {})
+        return
+    with pytest.raises((AssertionError, ValueError)):
+        rand_augment_transform(name, {})
+    with pytest.raises(ValueError, match="rand_augment must be as timm writes it"):
+        Recipe(rand_augment=name)
+
+
+def test_a_part_of_an_augmentation_that_timm_would_pass_over_is_refused():
+    with pytest.raises(ValueError, match=r"rand_augment must be as timm writes it, .* got 'rand-hard'"):
+        Recipe(rand_augment="rand-hard")
+
+
 def test_bad_names_files_and_settings(tmp_path):
     with pytest.raises(ValueError, match="unknown recipe 'sot_huge'; accepted: ablation_cpu, bert, "):
         load_recipe("sot_huge")

@@ -8,6 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 import sot
+from sot.models.folder import folder_modality
+from sot.saved import is_trained
 
 FOLDERS = sorted(path for path in (Path(__file__).parent / "saved").iterdir() if path.is_dir())
 
@@ -36,12 +38,22 @@ def test_a_folder_of_an_earlier_version_gives_the_same_logits(folder):
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_folder_that_is_saved_again_names_its_norm(folder, tmp_path):
-    saved = json.loads((folder / "config.json").read_text())["head"]
+    settings = json.loads((folder / "config.json").read_text())
     AutoConfig.from_pretrained(folder).save_pretrained(tmp_path)
-    again = json.loads((tmp_path / "config.json").read_text())["head"]
+    now = json.loads((tmp_path / "config.json").read_text())
+    assert (settings["model_type"], now["model_type"]) == ("sot", "second-order-transformer")
+    saved, again = settings["head"], now["head"]
     unnamed = {"mgcrp": "svpn_fast", "gcp": "isqrt"}.get(saved["pool"]) if saved["fusion"] != "class" else None
     assert again == {"average": False, **saved, "norm": saved["norm"] or unnamed}
     assert sot.HeadConfig.from_dict(again) == sot.HeadConfig.from_saved(saved)
+
+
+def test_a_folder_of_an_earlier_version_is_one_of_ours_without_a_warning(caplog):
+    folder = Path(__file__).parent / "saved" / "image-class"
+    for config in (AutoConfig.from_pretrained(folder), sot.SoTConfig.from_pretrained(folder)):
+        assert isinstance(config, sot.SoTConfig) and config.model_type == "second-order-transformer"
+    assert folder_modality(folder) == "image" and is_trained(str(folder))
+    assert not caplog.records
 
 
 def test_settings_without_effect_do_not_close_a_folder():

@@ -3,10 +3,12 @@
 import base64
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -29,12 +31,27 @@ def head_of(text):
     return yaml.safe_load(text.removeprefix("---\n").split("\n---\n")[0])
 
 
-def unknown_model_error(folder):
-    """What transformers says of a folder where nobody imported this package."""
-    program = "import sys; from transformers import AutoModel; AutoModel.from_pretrained(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    return done.stderr
+WITHOUT_US = """
+import sys
+sys.modules["sot"] = None  # as if it were not installed
+import transformers
+from transformers import pipeline
+kinds = (transformers.AutoConfig, transformers.AutoModel, transformers.AutoModelForImageClassification)
+ways = [*(kind.from_pretrained for kind in kinds), lambda folder: pipeline("image-classification", folder)]
+for way in ways:
+    try:
+        way(sys.argv[1])
+    except ValueError as error:
+        print(" ".join(str(error).split()))
+"""
+
+
+def errors_without_us(folder):
+    """What transformers says of a folder where this package cannot be imported, by each way to open one."""
+    command = [sys.executable, "-c", WITHOUT_US, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 # --- the card ----------------------------------------------------------------------------------------------
@@ -47,12 +64,21 @@ def test_a_saved_model_has_a_card_that_says_how_to_load_it(tmp_path):
     facts = head_of(text)
     assert facts["pipeline_tag"] == "image-classification" and facts["library_name"] == "transformers"
     assert "Classes: a, b." in text and "second-order-transformer" in text and "import sot" in text
-    error = unknown_model_error(tmp_path)
-    said = error[error.index("The checkpoint") : error.index("architecture") + len("architecture")]
-    assert said in " ".join(text.split())  # so that whoever meets it finds the way out
     (tmp_path / "README.md").write_text("mine")
     model.save_pretrained(tmp_path)
     assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_the_error_where_the_package_is_missing_names_it_and_the_card_quotes_the_error(tmp_path):
+    equip_image().save_pretrained(tmp_path)
+    project = Path(__file__).parent.parent / "pyproject.toml"
+    (distribution,) = re.findall(r'^name = "(.+)"$', project.read_text(), re.MULTILINE)
+    errors = errors_without_us(tmp_path)
+    assert len(errors) == 4 and all(f"model type `{distribution}` but" in error for error in errors)
+    said = errors[0][: errors[0].index("architecture") + len("architecture")]
+    text = " ".join((tmp_path / "README.md").read_text().split())
+    assert said in text  # so that whoever meets it finds the way out
+    assert "That type is the name of the package to install" in text
 
 
 def test_scores_are_the_model_index_of_a_card():

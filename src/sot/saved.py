@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 from sot.errors import SettingError
+from sot.extras import DISTRIBUTION
+from sot.files import read_object
 from sot.limits import code_of, read_settings
 
+MODEL_TYPE = DISTRIBUTION  # all of a config.json that transformers quotes where it does not know us: what to install
+FORMER_TYPES = ("sot",)  # of folders saved before, which are read like the others
 MODALITIES = ("image", "text", "audio")
 RUN_FILE = "run.json"  # of a run of training
 
@@ -22,6 +26,17 @@ def folder_config(folder: Path) -> dict[str, Any]:
     if (folder / RUN_FILE).is_file():
         raise SettingError("{} is an unfinished run: continue it with {resume}", folder)
     raise ValueError(f"{folder} is not a model: it has no config.json")
+
+
+def is_own_type(kind: Any) -> bool:
+    """Whether a `model_type` is that of our models."""
+    return kind == MODEL_TYPE or kind in FORMER_TYPES
+
+
+def is_trained(model: str) -> bool:
+    """Whether a name is the folder of a model that sot trained."""
+    file = Path(model) / "config.json"
+    return file.is_file() and is_own_type(read_object(file).get("model_type"))
 
 
 def modality_of(settings: Mapping[str, Any]) -> str:
@@ -37,10 +52,10 @@ def modality_of(settings: Mapping[str, Any]) -> str:
 def trained_config(folder: Path) -> dict[str, Any]:
     """The config.json of a trained model; any other is refused, and so is one that brings code."""
     settings = folder_config(folder)
-    code, kind = code_of(settings), settings.get("model_type", "sot")
+    code, kind = code_of(settings), settings.get("model_type", MODEL_TYPE)
     if code:
         raise ValueError(f"{folder} brings code of its own ({code} in its config.json), which is not run")
-    if kind != "sot":
+    if not is_own_type(kind):
         raise ValueError(f"{folder} is a model of type {kind}, not one that sot trained")
     return settings
 

@@ -22,12 +22,9 @@ def finetune(
     run: RunOptions,
 ) -> None:
     """Fine-tune a text classifier."""
-    from sot.training.recipe import check_settings
-
     run.check()
     check_text_model(model)
     texts.check(run.folds)
-    check_settings(recipe, run.wanted)
     chosen, head = run.recipe_and_head(recipe, model, "text")
     table, name = texts.read()
     from sot.training.run_folder import full_name

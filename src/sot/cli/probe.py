@@ -28,6 +28,7 @@ from sot.cli.options import (
     progress,
     refuse,
 )
+from sot.cli.runs import check_weights
 from sot.cli.texts import TextOptions
 
 
@@ -48,6 +49,20 @@ class SampleOptions:
     max_length: Annotated[int, of_data(help="Cut texts to this many tokens.", min=2)] = 128
     train_samples: Annotated[int, of_data(help="Train on this many samples, drawn once. 0: all.", min=0)] = 0
     test_samples: Annotated[int, of_data(help="Score this many samples, drawn once. 0: all.", min=0)] = 0
+
+    def check(self, data: str | None) -> None:
+        """Refuse what no model can read, before there is one to ask what it reads."""
+        from sot.data.glue import check_task
+        from sot.data.rows import SUFFIXES, check_table
+        from sot.data.spec import check_pictures
+
+        if self.task is not None:
+            check_task(self.task)
+        elif data is not None and data != "tones":
+            if Path(data).suffix in SUFFIXES:
+                check_table(Path(data), self.encoding)
+            else:
+                check_pictures(data)
 
     def read(self, opened: Any, model: str, data: str | None) -> Any:
         """What the backbone, called `model`, is probed on."""
@@ -92,6 +107,10 @@ class FitOptions:
         of_training(help="Folds of five that choose settings. Default: 5, from 2,000 samples on 1.", min=1, max=5),
     ] = None
 
+    def check(self) -> None:
+        """Refuse what is no list of numbers."""
+        _labels(self.labels), _numbers("--rates", self.rates), _numbers("--decays", self.decays)
+
     def read(self) -> dict[str, Any]:
         """As `compare_heads` takes them."""
         from sot.probe import Budget
@@ -122,11 +141,15 @@ def probe(
     if data is None and samples.task is None:
         raise ValueError("name the data: --data, or for texts also --task")
     from sot import probe as probing
-    from sot.bench.timing import thread_count
-    from sot.models.folder import show_bars_on_terminals_only
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
+    fit.check()
+    check_weights(weights)
+    samples.check(data)
+    from sot.bench.timing import thread_count
+    from sot.models.folder import show_bars_on_terminals_only
+
     options = fit.read()
     show_bars_on_terminals_only()
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)

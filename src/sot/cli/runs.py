@@ -31,8 +31,22 @@ from sot.cli.options import (
 from sot.files import rich_table, visible
 
 if TYPE_CHECKING:
-    from sot.core.head import HeadConfig
+    from sot.core.head_config import HeadConfig
     from sot.training.recipe import Recipe
+
+
+def check_weights(weights: Path | None) -> None:
+    """Refuse a file of weights that is not there."""
+    if weights is not None and not weights.is_file():
+        raise ValueError(f"--weights: no such file: {weights}")
+
+
+def likely_recipe(data: str) -> str:
+    """The recipe that images get where none is named, as far as that is known without loading timm.
+
+    A model without weights takes `scratch` instead, which has the same keys and head as `finetune`.
+    """
+    return "digits" if data == "digits" else "finetune"
 
 
 def say(line: str) -> None:
@@ -74,8 +88,7 @@ class RunOptions:
 
         check_log(self.log)
         check_out(self.out, self.resume, self.overwrite)
-        if self.weights is not None and not self.weights.is_file():
-            raise ValueError(f"--weights: no such file: {self.weights}")
+        check_weights(self.weights)
 
     @property
     def wanted(self) -> list[str]:
@@ -90,9 +103,8 @@ class RunOptions:
     ) -> tuple[Recipe, HeadConfig | None]:
         """The recipe of this name; its head is that of the model to continue from, unless the user names another."""
         recipe, head = read_recipe(name, [*own, *self.wanted], self.head, task)
-        from sot.core.head import HeadConfig
-        from sot.saved import folder_config
-        from sot.training.starting import is_trained
+        from sot.core.head_config import HeadConfig
+        from sot.saved import folder_config, is_trained
 
         if self.head is None and is_trained(model):
             head = HeadConfig.from_saved(folder_config(Path(model))["head"])

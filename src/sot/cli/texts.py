@@ -26,6 +26,8 @@ from sot.cli.options import (
 if TYPE_CHECKING:
     from sot.data.tags import Tags
 
+NO_TEXTS = "name a --task, or give --data a table with columns --text and --label"
+
 
 @dataclass(frozen=True)
 class TextOptions:
@@ -73,7 +75,7 @@ class TextOptions:
             _refuse_of_tables(f"task {task}", {"--dev": dev, **changed, **others})
             return load_task(task, data), task
         if data is None:
-            raise ValueError("name a --task, or give --data a table with columns --text and --label")
+            raise ValueError(NO_TEXTS)
         refuse_both("--regression", "--multi-label", self.regression and tags is not None)
         regression = self.regression or (labels is not None and len(labels) == 1)
         columns = Columns(*self.columns, tags)
@@ -93,21 +95,34 @@ class TextOptions:
 
     def check(self, folds: int | None = None) -> None:
         """Refuse what names and files tell of a table of texts, before any library is loaded."""
-        from sot.data.glue import task_of
-        from sot.data.rows import check_table
+        from sot.data.glue import check_task, task_of
 
-        read_tags(self.label, self.multi_label, self.separator)
-        task, data, dev = self.task, self.data, self.dev
+        task, data, dev, tags = self.task, self.data, self.dev, self.tags
+        if task is not None:
+            check_task(task)
+        elif data is None:
+            raise ValueError(NO_TEXTS)
+        refuse_both("--regression", "--multi-label", self.regression and tags is not None)
         if folds is not None and (task is not None or dev is not None):
             raise ValueError(f"--folds {folds} divides a table: leave out {'--dev' if dev is not None else '--task'}")
-        if task is not None or data is None or data.startswith("hfds/") or task_of(data) is not None:
-            return
-        for file in filter(None, (Path(data), dev)):
+        if task is None and data is not None and not data.startswith("hfds/") and task_of(data) is None:
+            self._check_columns([Path(data), *([] if dev is None else [dev])])
+
+    def _check_columns(self, files: list[Path]) -> None:
+        """Refuse tables that are not there, and columns that their first row does not have."""
+        from sot.data.glue import Columns
+        from sot.data.rows import check_table, read_rows, text_column
+
+        for file in files:
             check_table(file, self.encoding)
         named = [name for name in self.columns if name is not None]
         if len(set(named)) < len(named):
             twice = next(name for name in named if named.count(name) > 1)
             raise ValueError(f"--text, --pair and --label must be different columns, got {twice!r} twice")
+        for file in files:
+            first = next(read_rows(file, None, self.encoding), None)
+            if first is not None:
+                Columns(text_column(self.text, first), self.pair, self.label, self.tags).check(first, str(file))
 
 
 def check_text_model(model: str) -> None:

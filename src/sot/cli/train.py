@@ -19,7 +19,7 @@ from sot.cli.options import (
     picture_columns,
     read_tags,
 )
-from sot.cli.runs import RunOptions
+from sot.cli.runs import RunOptions, likely_recipe
 
 
 @grouped
@@ -63,10 +63,12 @@ def train(
     if not sounds:
         check_pictures(data)
     recipe = recipe or ("sounds" if sounds else None)
-    name, why, has_weights = _chosen(model, data, recipe, run.wanted, run.weights is not None)
-    own = [] if sounds else _own_size(model, name)
-    chosen, head = run.recipe_and_head(name, model, "audio" if sounds else "image", own)
+    task = "audio" if sounds else "image"
+    run.recipe_and_head(recipe or likely_recipe(data), model, task)  # refuses mistakes before torch is loaded
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
+    name, why, has_weights = _chosen(model, data, recipe, run.weights is not None)
+    own = [] if sounds else _own_size(model, name)
+    chosen, head = run.recipe_and_head(name, model, task, own)
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
     from sot.training.train_sounds import SOUNDS
@@ -82,11 +84,8 @@ def train(
     run.carry_out(start, chosen, identity, f"{model} on {data}", why)
 
 
-def _chosen(model: str, data: str, recipe: str | None, settings: list[str], weights: bool) -> tuple[str, str, bool]:
+def _chosen(model: str, data: str, recipe: str | None, weights: bool) -> tuple[str, str, bool]:
     """Name of the recipe, the same with why it was chosen, and whether it starts from published weights."""
-    from sot.training.recipe import check_settings
-
-    check_settings(recipe or "finetune", settings)
     from sot.training.choice import FINETUNE, choose_recipe, has_weights
 
     name, why = (recipe, "") if recipe is not None else choose_recipe(model, data, weights)

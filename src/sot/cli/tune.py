@@ -32,10 +32,12 @@ from sot.cli.options import (
     read_recipe,
     refuse,
 )
+from sot.cli.runs import likely_recipe
 from sot.cli.texts import TextOptions, check_text_model
 from sot.files import counted, in_words, rich_table
 
 if TYPE_CHECKING:
+    from sot.core.head_config import HeadConfig
     from sot.training.recipe import Recipe
     from sot.training.tune import Outcome, Tuner
     from sot.training.tuning_jobs import TuningJob
@@ -78,6 +80,10 @@ class SearchOptions:
     ] = None
     study: Annotated[str | None, of_search(help="Name of the study in the storage. Default: the name of --out.")] = None
 
+    def named(self) -> dict[str, Any]:
+        """As a `Plan` takes them, whose metric is the task's own if none is named."""
+        return {**vars(self), "metric": None if self.metric == "auto" else self.metric}
+
 
 @grouped
 def tune(
@@ -109,16 +115,19 @@ def tune(
     """
     report_to = check_log(log)
     texts = _reads_texts(given)
-    _check(recipe or ("text" if texts else "finetune"), settings, search, (out, resume, overwrite, dry_run))
+    likely = (recipe or ("text" if texts else likely_recipe(str(given.data))), settings, head)
+    _check(likely, search, (out, resume, overwrite, dry_run))
+    if texts:
+        refuse(f"recipe {likely[0]} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
     _check_data(model, given, texts)
+    _check_search(likely, search)
     from sot.training.choice import choose_recipe
-    from sot.training.recipe import load_recipe
     from sot.training.tune import Plan, Tuner
 
     recipe = recipe or ("text" if texts else choose_recipe(model, str(given.data), weights=False)[0])
-    trained = read_recipe(recipe, settings, head, load_recipe(recipe).task)
+    trained = _trained(recipe, settings, head)
     job = _job(model, given, recipe, trained[0], pretrained, workers, share=search.held_out, accumulation=accumulation)
-    tuner = Tuner(job, trained, Plan(**vars(search), pinned=_pinned(settings, head)))
+    tuner = Tuner(job, trained, Plan(**search.named(), pinned=_pinned(settings, head)))
     if tuner.idle:
         errors.print(f"Not searched, as the head has no words: {', '.join(tuner.idle)}.", highlight=False)
     if dry_run:
@@ -141,20 +150,35 @@ def _reads_texts(given: SearchedData) -> bool:
     return given.data.endswith(TABLES) and not (is_picture_table(given.data) and has_pictures(given.data))
 
 
-def _check(recipe: str, settings: list[str] | None, search: SearchOptions, folder: Any) -> None:
-    """Refuse what can be told without loading torch."""
-    from sot.training.recipe import check_settings
+def _trained(recipe: str, settings: list[str] | None, head: str | None) -> tuple[Recipe, HeadConfig | None]:
+    """The recipe and head that are searched around."""
+    from sot.training.recipe import load_recipe
+
+    return read_recipe(recipe, settings, head, load_recipe(recipe).task)
+
+
+def _check(likely: Any, search: SearchOptions, folder: Any) -> None:
+    """Refuse what can be told without loading torch; `likely` are a recipe, its settings and its head."""
+    from sot.training.recipe import METRICS
     from sot.training.run_folder import check_out
-    from sot.training.search import check_sampler, parse_search
+    from sot.training.search import check_sampler
 
     out, resume, overwrite, dry_run = folder
     if not dry_run:
         check_out(out, resume, overwrite)
-    check_settings(recipe, settings or [])
-    for each in search.searches or []:
-        parse_search(each)
     if search.sampler is not None:
         check_sampler(search.sampler)
+    _trained(*likely)
+    if search.metric not in (None, *METRICS):
+        raise ValueError(f"--metric must be one of {', '.join(METRICS)}, got {search.metric!r}")
+
+
+def _check_search(likely: Any, search: SearchOptions) -> None:
+    """Refuse what cannot be searched, or not so."""
+    from sot.training.search import choose_sampler, search_space
+
+    space, _ = search_space(_trained(*likely), search.searches or [], _pinned(*likely[1:]))
+    choose_sampler(space, search.sampler, None)
 
 
 def _check_data(model: str, given: SearchedData, texts: bool) -> None:
@@ -183,7 +207,6 @@ def _job(
 
     options["seed"] = recipe.seed
     if recipe.task == "text":
-        refuse(f"recipe {name} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
         return text_job(model, *given.read(), source=given.source(), **options)
     if given.task is not None or given.data is None:
         raise ValueError("a recipe for images needs --data with images, and no --task")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from sot.core.plugins import NORMS, SYMMETRIC_ONLY
+
+if TYPE_CHECKING:  # settings are checked before torch is loaded
+    from torch import Tensor
 
 
 def is_number(value: Any) -> bool:
@@ -30,6 +33,20 @@ def check_bool(**switches: bool) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise ValueError(f"{name} must be true or false, got {value!r}")
+
+
+def check_num_values(num_values: int, left_dim: int, right_dim: int) -> None:
+    """Raise ValueError for more singular values than a matrix `(left_dim, right_dim)` has."""
+    smaller = min(left_dim, right_dim)
+    if num_values > smaller:
+        raise ValueError(f"num_values must be at most min(left_dim, right_dim) = {smaller}, got {num_values}")
+
+
+def check_cross_norm(norm: str | None) -> None:
+    """Raise ValueError for a norm that is defined for covariances alone."""
+    if norm in SYMMETRIC_ONLY:
+        accepted = ", ".join(name for name in dict.fromkeys([*NORMS.own, *NORMS]) if name not in SYMMETRIC_ONLY)
+        raise ValueError(f"norm {norm!r} needs a covariance, a cross-covariance accepts: {accepted}")
 
 
 def check_matrix(matrix: Tensor, square: bool = False) -> None:

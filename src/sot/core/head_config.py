@@ -1,4 +1,4 @@
-"""The settings of a head, validated where they are made."""
+"""The settings of a head, validated where they are made. Loads no torch, to refuse mistakes at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from sot.core.checks import check_bool, check_exponent, check_positive, is_number
-from sot.core.normalizers import NORMS
-from sot.core.plugins import POOLS
+from sot.core.checks import check_bool, check_cross_norm, check_exponent, check_num_values, check_positive, is_number
+from sot.core.plugins import NORMS, POOLS
 
 
 class Fusion(str, Enum):
@@ -84,10 +83,9 @@ class HeadConfig:
         if fusion not in accepted:
             raise ValueError(f"unknown fusion {fusion!r}; accepted: {', '.join(accepted)}")
         object.__setattr__(self, "fusion", fusion)
-        if self.pool not in POOLS.own:
-            POOLS.find(self.pool)
+        POOLS.check(self.pool)
         if self.norm is not None:
-            NORMS.find(self.norm)
+            NORMS.check(self.norm)
         self._refuse_foreign()
         for name, value in self._missing().items():
             if getattr(self, name) is None:
@@ -138,6 +136,16 @@ class HeadConfig:
             raise ValueError("average is of the words, which the fusion 'class' does not read")
         if self.class_width is not None and self.fusion != Fusion.CLASS.value:
             raise ValueError(f"class_width widens the class fusion only, got it with fusion {self.fusion!r}")
+        self._check_norm()
+
+    def _check_norm(self) -> None:
+        """What our poolings would refuse when they are built."""
+        if self.fusion == Fusion.CLASS.value or self.pool not in SECOND_ORDER:
+            return
+        if self.pool == "mgcrp":
+            check_cross_norm(self.norm)
+        dims = (self.left_dim, self.right_dim) if self.pool == "mgcrp" else (self.reduced_dim, self.reduced_dim)
+        check_num_values(self.num_values, *dims)
 
     @classmethod
     def paper(cls, **settings: Any) -> HeadConfig:

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core import normalize
-from sot.core.checks import check_exponent, check_positive
-from sot.core.plugins import Choices
+from sot.core.checks import check_exponent, check_num_values, check_positive
+from sot.core.plugins import NORMS as NORMS
+from sot.core.plugins import SYMMETRIC_ONLY as SYMMETRIC_ONLY
 from sot.ops.svpn.export import former_power
 
 LARGE = 1e15  # its square fits float32
@@ -129,7 +130,7 @@ class NormSettings:
     num_iterations: int | None = None
 
 
-OWN_NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
+OURS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "svpn": lambda s: SingularValuePowerNorm(s.exponent),
     "svpn_fast": lambda s: FastSingularValuePowerNorm(
         s.right_dim, s.exponent, s.num_values, 1 if s.num_iterations is None else s.num_iterations
@@ -142,9 +143,7 @@ OWN_NORMS: dict[str, Callable[[NormSettings], nn.Module]] = {
     "scale": lambda s: LearnedScale(s.right_dim),
     "none": lambda s: nn.Identity(),
 }
-NORMS: Choices[Callable[[NormSettings], nn.Module]] = Choices("norm", OWN_NORMS)
-NORMS.update(OWN_NORMS)
-SYMMETRIC_ONLY = frozenset({"mpn", "isqrt"})  # defined for covariances, not for cross-covariances
+NORMS.update(OURS)
 
 
 def build_norm(name: str, settings: NormSettings) -> nn.Module:
@@ -152,7 +151,5 @@ def build_norm(name: str, settings: NormSettings) -> nn.Module:
     build = NORMS.find(name)
     check_positive(left_dim=settings.left_dim, right_dim=settings.right_dim, num_values=settings.num_values)
     check_exponent(settings.exponent)
-    smaller = min(settings.left_dim, settings.right_dim)
-    if settings.num_values > smaller:
-        raise ValueError(f"num_values must be at most min(left_dim, right_dim) = {smaller}, got {settings.num_values}")
+    check_num_values(settings.num_values, settings.left_dim, settings.right_dim)
     return build(settings)

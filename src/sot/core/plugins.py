@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from torch import nn
+
     from sot.core.head_config import HeadConfig
+    from sot.core.normalizers import NormSettings
     from sot.core.pooling import Pool
 
 Choice = TypeVar("Choice")
 
 
 class Choices(dict[str, Choice]):
-    """What a setting may name: ours, what is added like to any dictionary, and entry points of installed packages."""
+    """What a setting may name: ours, what is added like to any dictionary, and entry points of installed packages.
 
-    def __init__(self, what: str, own: Iterable[str]) -> None:
+    Our names are known before the module that is their `home`, and torch with it, is loaded.
+    """
+
+    def __init__(self, what: str, own: Iterable[str], home: str) -> None:
         super().__init__()
-        self.what, self.group, self.own = what, f"sot.{what}s", tuple(own)
+        self.what, self.group, self.own, self.home = what, f"sot.{what}s", tuple(own), home
+
+    def check(self, name: Any) -> None:
+        """Raise ValueError unless there is a choice of this name; ours are not loaded for that."""
+        if name not in self.own:
+            self.find(name)
 
     def find(self, name: str) -> Choice:
         """The choice of this name; that of an installed package is loaded now. ValueError if there is none."""
+        if name in self.own:
+            import_module(self.home)  # which adds ours
         if name not in [*self]:  # a list, as what is no name may not be hashable
             found = next((entry for entry in entry_points(group=self.group) if entry.name == name), None)
             if found is None:
@@ -42,7 +56,10 @@ class Choices(dict[str, Choice]):
 
 
 OUR_POOLS = ("mgcrp", "gcp", "gap", "max", "attn", "ep", "mhc3")
-POOLS: Choices[Callable[[int, HeadConfig], Pool]] = Choices("pool", OUR_POOLS)
+OUR_NORMS = ("svpn", "svpn_fast", "svpn_matmul", "mpn", "isqrt", "epn", "ln", "scale", "none")
+SYMMETRIC_ONLY = frozenset({"mpn", "isqrt"})  # norms of covariances, not of cross-covariances
+POOLS: Choices[Callable[[int, HeadConfig], Pool]] = Choices("pool", OUR_POOLS, "sot.core.head")
+NORMS: Choices[Callable[[NormSettings], nn.Module]] = Choices("norm", OUR_NORMS, "sot.core.normalizers")
 
 
 def built_by(home: str, *settings: str) -> Callable[[int, HeadConfig], Pool]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sot.core.checks import check_positive
-from sot.core.normalizers import NORMS, SYMMETRIC_ONLY, MatrixSquareRoot, NormSettings, build_norm
+from sot.core.checks import check_cross_norm, check_positive
+from sot.core.normalizers import MatrixSquareRoot, NormSettings, build_norm
 from sot.core.packed import Packed
 from sot.ops.cross_covariance import cross_covariance, takes_packed
 from sot.ops.cross_covariance.reference import cross_products
@@ -108,9 +108,7 @@ class CrossCovariancePool(Pool):
     ) -> None:
         check_positive(heads=heads, left_dim=left_dim, right_dim=right_dim)
         super().__init__(dim, heads * left_dim * right_dim)
-        if norm in SYMMETRIC_ONLY:
-            accepted = ", ".join(name for name in NORMS if name not in SYMMETRIC_ONLY)
-            raise ValueError(f"norm {norm!r} needs a covariance, a cross-covariance accepts: {accepted}")
+        check_cross_norm(norm)
         self.heads, self.left_dim, self.right_dim, self.center = heads, left_dim, right_dim, center
         self.projection = nn.Linear(dim, heads * (left_dim + right_dim), bias=False)  # all Wᵢ, then all Rᵢ
         self.norm = build_norm(norm, NormSettings(left_dim, right_dim, exponent, num_values, num_iterations))

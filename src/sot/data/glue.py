@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sot.data.rows import Row
 from sot.data.tags import Tags
 
 
@@ -22,6 +23,12 @@ class Columns:
         """Every column that a table must have."""
         labels = (self.label,) if self.tags is None else self.tags.columns
         return [name for name in (self.text, self.pair, *labels) if name is not None]
+
+    def check(self, row: Row, file: str) -> None:
+        """Raise ValueError for a column that a row of a file lacks."""
+        for name in self.needed:
+            if name not in row:
+                raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(str, row))}")
 
 
 @dataclass(frozen=True)
@@ -76,6 +83,12 @@ TASKS = {
     ),
 }
 BUILT_IN = "acceptability"
+
+
+def check_task(name: str) -> None:
+    """Raise ValueError for a name that is no task."""
+    if name not in (*TASKS, BUILT_IN):
+        raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
 
 
 def task_of(folder: str | Path) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sot.data.acceptability import acceptability
-from sot.data.glue import BUILT_IN, GLUE, Task
+from sot.data.glue import BUILT_IN, GLUE, Task, check_task
 from sot.data.glue import TASKS as TASKS
 from sot.data.glue import Columns as Columns
 from sot.data.glue import task_of as task_of
@@ -73,8 +73,7 @@ def load_task(name: str, data: str | Path | None, wanted: str = "{data}, the fol
             for key, rows in acceptability().items()
         }
         return TextData(made["train"], made["dev"], ["unacceptable", "acceptable"], "mcc")
-    if name not in TASKS:
-        raise ValueError(f"unknown task {name!r}; accepted: {', '.join([*TASKS, BUILT_IN])}")
+    check_task(name)
     task = TASKS[name]
     labels = None if task.labels is None else list(task.labels)
     if data is None and not task.on_hub:
@@ -224,9 +223,8 @@ def _check_rows(rows: list[Row], columns: Columns, file: str) -> None:
     """Refuse a table that lacks a column, or a cell of one: only a text may be empty."""
     if not rows:
         raise ValueError(f"{file} has no rows")
+    columns.check(rows[0], file)
     for name in columns.needed:
-        if name not in rows[0]:
-            raise ValueError(f"{file} has no column {name!r}; it has {', '.join(map(str, rows[0]))}")
         for number, row in enumerate(rows, 1):
             if columns.tags is None and name == columns.label and row.get(name) == "":
                 raise ValueError(f"{file}, row {number}: nothing in column {name!r}")

@@ -15,7 +15,6 @@ from torch import Tensor
 from sot.data.pictures import open_picture
 from sot.data.rows import check_unicode as check_unicode
 from sot.data.rows import is_unicode
-from sot.data.sound_sets import encode_sounds, reading_of
 from sot.errors import PictureError
 from sot.models.from_transformers import check_pairs
 
@@ -58,6 +57,8 @@ def _read_or_error(path: str, read: Callable[[str], Any]) -> Any:
 def _reader(model: Any, processor: Any) -> tuple[Callable[[str], Any], Callable[[list[Any]], dict[str, Tensor]]]:
     """What opens one file for a model, and what makes a batch of several."""
     if model.config.modality == "audio":
+        from sot.data.sound_sets import encode_sounds, reading_of  # and with it all that reads data sets
+
         return reading_of(model, processor), partial(encode_sounds, processor)
     return open_picture, lambda read: {"pixel_values": processor(read, return_tensors="pt")["pixel_values"]}
 

@@ -46,7 +46,8 @@ features = AutoModel.from_pretrained("this folder")          # pooler_output: wh
 ```
 
 Without the package, or without `import sot`, transformers stops with "The checkpoint you are trying to load has model
-type `sot` but Transformers does not recognize this architecture". Updating transformers does not help.
+type `{DISTRIBUTION}` but Transformers does not recognize this architecture". That type is the name of the
+package to install. Updating transformers does not help.
 The folder holds weights (safetensors) and settings (JSON). It holds no code, so `trust_remote_code` has no use.
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.configuration_utils import SubConfigSpec
 
 from sot.core.head import HeadConfig
-from sot.saved import modality_of
+from sot.saved import FORMER_TYPES, MODEL_TYPE, is_own_type, modality_of
 
 POSITIONS = ("first", "last")
 BACKBONE_SETTINGS = {  # read from and written to the backbone's configuration, which alone has them
@@ -35,7 +35,7 @@ class SoTConfig(PreTrainedConfig):
         max_seconds: Of a sound; what is longer is cut. None is the window of the backbone, or ten seconds.
     """
 
-    model_type = "sot"
+    model_type = MODEL_TYPE
     sub_configs_defaults: ClassVar[dict[str, Any]] = {
         "backbone_config": SubConfigSpec(config_class=AutoConfig, model_type="bert")
     }
@@ -56,6 +56,7 @@ class SoTConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         import sot.models.auto_model  # noqa: F401  tells the Auto classes what they build of this
 
+        kwargs.pop("model_type", None)  # a former one, from a folder saved before
         super().__post_init__(**kwargs)
         self.head = HeadConfig.from_saved(self.head or {}).to_dict()
         self.modality = modality_of({"modality": self.modality, "layout": self.layout})
@@ -98,8 +99,9 @@ class SoTConfig(PreTrainedConfig):
     def get_config_dict(cls, name: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """As usual; that of a bare backbone becomes what `equip` makes of it, with a new head."""
         settings, kwargs = super().get_config_dict(name, **kwargs)
-        own = settings.get("model_type", cls.model_type) == cls.model_type
-        return settings if own else equipped_settings(settings, name), kwargs
+        if not is_own_type(settings.get("model_type", MODEL_TYPE)):
+            settings = equipped_settings(settings, name)
+        return {**settings, "model_type": MODEL_TYPE}, kwargs
 
 
 def token_width(config: Any) -> int:
@@ -136,4 +138,6 @@ def equipped_settings(settings: dict[str, Any], name: Any) -> dict[str, Any]:
     return {key: value for key, value in equipped.items() if key not in ("id2label", "label2id")}
 
 
-AutoConfig.register("sot", SoTConfig)
+AutoConfig.register(MODEL_TYPE, SoTConfig)
+for former in FORMER_TYPES:
+    CONFIG_MAPPING.register(former, SoTConfig)  # AutoConfig registers a configuration under its own type alone

@@ -28,8 +28,9 @@ from sot.probe.fitting import (
     score_outputs,
     train_head,
 )
-from sot.probe.heads import PLAIN, count_macs, representations, standardising_head, token_statistics
+from sot.probe.heads import count_macs, representations, standardising_head, token_statistics
 from sot.probe.journal import Journal
+from sot.probe.names import PLAIN
 from sot.probe.outcome import Result
 from sot.probe.samples import key_digest
 from sot.probe.second_order import FittedHead, fit_second_order

@@ -3,49 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sot.core.head import POOLS, HeadConfig, SecondOrderHead
+from sot.core.head import HeadConfig, SecondOrderHead
 from sot.data.images import seeded
 from sot.errors import SettingError
 from sot.models.accelerate import accelerate
 from sot.probe.features import Array, Batch, Features
+from sot.probe.names import HEADS, check_names, is_second_order
 
-POOLINGS: dict[str, dict[str, str | float]] = {
-    "gap": {"pool": "gap"},
-    "max": {"pool": "max"},
-    "attn": {"pool": "attn"},
-    "ep1": {"pool": "ep", "num_queries": 1},
-    "ep8": {"pool": "ep", "num_queries": 8},
-    "ep32": {"pool": "ep", "num_queries": 32},
-    "mhc3": {"pool": "mhc3"},
-    "gcp": {"pool": "gcp"},
-    "mgcrp": {"pool": "mgcrp", "norm": "svpn_fast"},
-    "mgcrp-exact": {"pool": "mgcrp", "norm": "svpn"},
-    "mgcrp-exact-0.25": {"pool": "mgcrp", "norm": "svpn", "exponent": 0.25},
-}
 LEAST_DEVIATION = 0.1  # of channels that hardly vary: dividing by less would show the rounding of half precision
 ROWS_AT_A_TIME, ROWS_REPRESENTED = 64, 256  # for statistics, and through a head
-
-
-def _config(**settings: str | float) -> HeadConfig:
-    return HeadConfig.from_dict({**settings, "pre_norm": True})
-
-
-TRAINED: dict[str, HeadConfig] = {
-    "class": _config(fusion="class"),
-    **{name: _config(fusion="word", **pooling) for name, pooling in POOLINGS.items()},
-    **{f"class+{name}": _config(fusion="sum", **pooling) for name, pooling in POOLINGS.items()},
-}
-
-
-PLAIN = ("majority", "logreg")  # what there is without any head of ours
-HEADS: dict[str, HeadConfig | None] = {**TRAINED, "sot": None, **dict.fromkeys(PLAIN)}  # None: not of one form
 
 
 def choose_heads(
@@ -78,29 +51,6 @@ def _sized(heads: dict[str, HeadConfig | None], dim: int, representation: int | 
         raise SettingError(said, least, most, dim, representation)
     size = {"representation_size": representation}
     return heads | {name: config.changed(size) for name, config in second_order.items()}
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Refuse names of heads that do not exist, before there is a backbone to ask."""
-    for name in names:
-        _add_foreign(name)
-    unknown = [name for name in names if name not in HEADS and name != "all"]
-    if unknown or not names:
-        raise ValueError(f"unknown head {', '.join(map(repr, unknown)) or '(none)'}; accepted: all, {', '.join(HEADS)}")
-
-
-def _add_foreign(name: str) -> None:
-    """Know the head of a pooling that is not ours, if there is one of this name."""
-    pool = name.removeprefix("class+")
-    if name in HEADS or pool in POOLS.own:
-        return
-    with suppress(ValueError):
-        HEADS[name] = _config(pool=pool, fusion="word" if pool == name else "sum")
-
-
-def is_second_order(config: HeadConfig) -> bool:
-    """Whether it pools products of the channels of words."""
-    return config.pool in ("mgcrp", "gcp") and config.fusion != "class"
 
 
 def _obstacle(config: HeadConfig | None, dim: int, has_class_token: bool) -> str | None:

@@ -18,8 +18,9 @@ from sot.files import one_line
 from sot.models.equip import equip, is_timm
 from sot.models.from_timm import resize_processor
 from sot.models.modeling import SoTForImageClassification
+from sot.saved import is_trained
 from sot.training.recipe import Recipe
-from sot.training.starting import continue_from, is_trained
+from sot.training.starting import continue_from
 
 NO_WEIGHTS = (
     "the published weights of {} cannot be downloaded: connect to the hub, give them as {weights}, "

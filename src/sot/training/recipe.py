@@ -1,8 +1,12 @@
-"""Recipes: every number that defines a training run, as YAML shipped with the package or written by the user."""
+"""Recipes: every number that defines a training run, as YAML shipped with the package or written by the user.
+
+Loads no torch, to refuse mistakes at once.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -12,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from sot.core.head_config import HeadConfig, applicable, merge_head
 from sot.errors import SettingError
 
 CHOICES = {
@@ -29,6 +34,7 @@ METRICS = (  # auto is the task's own; a task has some of the others
     *("auto", "accuracy", "macro_f1", "mcc", "loss", "calibration_error", "f1", "top5"),
     *("micro_f1", "map", "subset_accuracy", "pearson", "spearman"),
 )
+AUGMENTATION: dict[str, type] = {"m": int, "n": int, "p": float, "mstd": float, "mmax": int, "inc": int}  # of timm
 SHARES = ("erasing", "flip", "label_smoothing", "drop_path", "ema")
 
 
@@ -103,15 +109,9 @@ class Recipe:
             raise ValueError(f"patience {self.patience} needs a metric that could get better, got metric null")
         if self.freeze and self.lora:
             raise ValueError(f"freeze leaves the backbone as it is, and lora {self.lora} adapts it: set one of them")
-        self._check_slowly()
-
-    def _check_slowly(self) -> None:
-        """What needs other libraries, after all that does not."""
         if self.rand_augment is not None:
             _check_augmentation(self.rand_augment)
         if self.head:
-            from sot.core.head_config import HeadConfig
-
             HeadConfig.from_dict(self.head)
 
     @classmethod
@@ -140,16 +140,12 @@ class Recipe:
         if values["task"] != self.task:
             raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
         if head:
-            from sot.core.head_config import applicable, merge_head
-
             merged = merge_head(_convert("head", values["head"], dict), head)
             values["head"] = applicable(merged) if fit_head else merged
         return Recipe.from_dict(values)
 
     def with_head(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with settings of its head changed; see `merge_head`."""
-        from sot.core.head_config import merge_head
-
         return replace(self, head=merge_head(self.head, settings))
 
     def for_samples(self, samples: int) -> Recipe:
@@ -197,11 +193,14 @@ def _check_numbers(recipe: Recipe) -> None:
 
 
 def _check_augmentation(name: str) -> None:
-    from timm.data.auto_augment import rand_augment_transform
-
+    """Refuse what timm cannot read, or would not: a part without a number that names no set of changes."""
+    first, *parts = name.split("-")
     try:
-        rand_augment_transform(name, {})
-    except (AssertionError, ValueError, KeyError, NotImplementedError):
+        if first != "rand":
+            raise ValueError
+        for key, number in (re.split(r"(?=\d)", part, maxsplit=1) for part in parts if not part.startswith("t")):
+            AUGMENTATION[key](number)
+    except (ValueError, KeyError):
         raise ValueError(
             f"rand_augment must be as timm writes it, such as rand-m9-mstd0.5-inc1, got {name!r}"
         ) from None
@@ -254,13 +253,6 @@ def recipe_names() -> list[str]:
 def load_recipe(name: str) -> Recipe:
     """A recipe by its name, or from a YAML file of the user's."""
     return Recipe.from_dict(_read(name))
-
-
-def check_settings(name: str, settings: Iterable[str]) -> None:
-    """Refuse a name or settings of a recipe that are wrong, as far as that is known without loading torch."""
-    slow = ("head", "rand_augment")
-    quick = {key: value for key, value in _read(name).items() if key not in slow}
-    Recipe.from_dict(quick).changed([setting for setting in settings if not setting.startswith(slow)])
 
 
 def _read(name: str) -> dict[str, Any]:

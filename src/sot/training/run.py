@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sot.figures import Drawing
 
 logger = logging.getLogger("sot")
+FIRST_WORD, NEXT_WORD = 60, 600  # seconds of an epoch after which a log without bars hears of it, and again
 KEPT_FILE = "kept.json"  # what was kept, and its scores: written last
 Say = Callable[[str], None]
 
@@ -118,15 +119,22 @@ def _move_files(source: Path, target: Path) -> None:
 
 
 class Lines(TrainerCallback):
-    """One plain line an epoch: loss, score, rate and the time left."""
+    """One plain line an epoch: loss, score, rate and the time left; of a long epoch also how far it is."""
 
     def __init__(self, say: Say, recipe: Recipe) -> None:
         self.say, self.recipe = say, recipe
         self.begun, self.first_step, self.logged = time.monotonic(), 0, dict[str, Any]()
+        self.next_word = self.begun + FIRST_WORD
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The time is that of this process, however much was done before."""
         self.begun, self.first_step = time.monotonic(), state.global_step
+        self.next_word = self.begun + FIRST_WORD
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A word from time to time."""
+        if time.monotonic() >= self.next_word and state.global_step < state.max_steps:
+            self._say(state, f"step {state.global_step:,} of {state.max_steps:,}")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Wait for the scores, if there will be any."""
@@ -147,12 +155,16 @@ class Lines(TrainerCallback):
             f"{'val ' if name == 'eval_loss' else ''}{name[5:]} {scores[name]:.4f}" for name in shown if name in scores
         ]
         parts += [f"lr {self.logged['learning_rate']:.2e}"] if "learning_rate" in self.logged else []
-        done = state.global_step - self.first_step
-        left = (time.monotonic() - self.begun) / max(1, done) * (state.max_steps - state.global_step)
+        self._say(state, f"epoch {round(state.epoch)} of {round(args.num_train_epochs)}: {', '.join(parts)}")
+        self.logged = {}
+
+    def _say(self, state: Any, what: str) -> None:
+        """With the time left, by the steps of this process so far."""
+        now, done = time.monotonic(), state.global_step - self.first_step
+        left = (now - self.begun) / max(1, done) * (state.max_steps - state.global_step)
+        self.next_word = now + NEXT_WORD
         if state.is_world_process_zero:
-            epoch = f"epoch {round(state.epoch)} of {round(args.num_train_epochs)}"
-            self.say(f"{epoch}: {', '.join(parts)}, {in_words(left)} left")
-            self.logged = {}
+            self.say(f"{what}, {in_words(left)} left")
 
 
 class Progress(ProgressCallback):

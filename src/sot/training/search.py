@@ -37,7 +37,7 @@ class Range:
 Choices = Sequence[Any] | Range
 Space = dict[str, Choices]
 Trained = tuple[Recipe, "HeadConfig | None"]
-SAMPLERS = ("grid", "random", "tpe")
+SAMPLERS, USUAL_TRIALS = ("grid", "random", "tpe"), 20
 
 
 def check_sampler(name: str) -> None:
@@ -129,3 +129,16 @@ def size(space: Space) -> int | None:
     """How many combinations there are, None if that is no number."""
     lists = [values for values in space.values() if not isinstance(values, Range)]
     return math.prod(map(len, lists)) if len(lists) == len(space) else None
+
+
+def choose_sampler(space: Space, sampler: str | None, trials: int | None) -> tuple[str, int]:
+    """The sampler, and how many trials it makes; None leaves a choice to it."""
+    combinations = size(space)
+    sampler = sampler or ("grid" if combinations is not None and trials is None else "tpe")
+    check_sampler(sampler)
+    if sampler != "grid":
+        return sampler, trials or USUAL_TRIALS
+    if combinations is None:
+        ranges = next(f"{name}={values}" for name, values in space.items() if not isinstance(values, list))
+        raise SettingError("a grid has no ranges, got {}: list values, or choose {sampler} random or tpe", ranges)
+    return sampler, min(combinations, trials or combinations)

@@ -18,19 +18,13 @@ from transformers.pytorch_utils import Conv1D
 from sot.core.head import HeadConfig
 from sot.errors import SettingError
 from sot.extras import need
-from sot.files import one_line, read_object
+from sot.files import one_line
 from sot.models.folder import load_model
 from sot.models.modeling import labels_of
 from sot.training.recipe import Recipe
 
 logger = logging.getLogger("sot")
 PREFIXES = ("", "model.", "module.", "encoder.", "backbone.", "backbone.timm_model.")  # that files put before names
-
-
-def is_trained(model: str) -> bool:
-    """Whether a name is the folder of a model that sot trained."""
-    file = Path(model) / "config.json"
-    return file.is_file() and read_object(file).get("model_type") == "sot"
 
 
 def continue_from(folder: str, labels: Sequence[str], head: HeadConfig | None, settings: dict[str, Any]) -> Any:

@@ -17,10 +17,11 @@ from sot.evaluation.multi_label import MultiLabelMetrics
 from sot.models.audio import SoTForAudioClassification
 from sot.models.equip import equip
 from sot.models.from_timm import is_timm
+from sot.saved import is_trained
 from sot.training.engine import SoTTrainer
 from sot.training.image_model import with_plain_head
 from sot.training.recipe import Recipe
-from sot.training.starting import continue_from, is_trained
+from sot.training.starting import continue_from
 from sot.training.train_images import Medium, TellEpoch, image_metrics
 from sot.training.train_texts import refuse_of_images
 

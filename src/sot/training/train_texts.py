@@ -19,11 +19,12 @@ from sot.models.equip import Equipped, equip
 from sot.models.folder import show_bars_on_terminals_only
 from sot.models.from_timm import is_timm
 from sot.models.from_transformers import check_length
+from sot.saved import is_trained
 from sot.training.conduct import Conduct, Job, with_metric
 from sot.training.engine import SoTTrainer
 from sot.training.recipe import Recipe
 from sot.training.run_folder import RUN_FILE
-from sot.training.starting import continue_from, is_trained, prepare
+from sot.training.starting import continue_from, prepare
 from sot.training.train_images import split_batch, training_arguments
 
 IMAGES_ONLY = (  # keys of a recipe

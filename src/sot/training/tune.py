@@ -21,12 +21,12 @@ from sot.lock import only_writer
 from sot.training.engine import Diverged
 from sot.training.keeping import SMALLER_IS_BETTER
 from sot.training.run_folder import full_name, open_run
-from sot.training.search import Space, Trained, check_sampler, search_space, settle, size
+from sot.training.search import Trained, choose_sampler, search_space, settle
 from sot.training.train_images import world_size
 from sot.training.tuning_jobs import TuningJob
 from sot.training.tuning_report import SearchCost, cost_of, draw_trials, last_line
 
-RESULT, WINNER, USUAL_TRIALS = "result.json", "best", 20
+RESULT, WINNER = "result.json", "best"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Tuner:
         self.job, self.trained, self.plan = job, trained, plan
         self.space, self.idle = search_space(trained, plan.searches or (), plan.pinned)
         self.metric = plan.metric or job.metric
-        self.sampler, self.total = _choose(self.space, plan)
+        self.sampler, self.total = choose_sampler(self.space, plan.sampler, plan.trials)
         self.prune = self.sampler != "grid" if plan.prune is None else plan.prune
 
     def cost(self, folder: Path) -> SearchCost:
@@ -228,19 +228,6 @@ def _nothing_kept() -> Iterator[None]:
         yield
     except Interrupted as stop:
         raise Interrupted(stop.number, None) from stop
-
-
-def _choose(space: Space, plan: Plan) -> tuple[str, int]:
-    """The sampler, and how many trials it makes."""
-    combinations = size(space)
-    sampler = plan.sampler or ("grid" if combinations is not None and plan.trials is None else "tpe")
-    check_sampler(sampler)
-    if sampler != "grid":
-        return sampler, plan.trials or USUAL_TRIALS
-    if combinations is None:
-        ranges = next(f"{name}={values}" for name, values in space.items() if not isinstance(values, list))
-        raise SettingError("a grid has no ranges, got {}: list values, or choose {sampler} random or tpe", ranges)
-    return sampler, min(combinations, plan.trials or combinations)
 
 
 def _portable(identity: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from sot.data.imagenet import readable
 from sot.data.images import load_images
 from sot.models.folder import class_names, folder_modality, load_model
 from sot.training.recipe import Recipe, load_recipe
+from sot.ui.checks import check_folders
 
 SENTENCES = ("The cat sleeps on the mat.", "The cats sleeps on the mat.", "A film that is not half as bad as it looks.")
 DIGITS = [str(number) for number in range(10)]
@@ -53,15 +54,6 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     """The last part of each folder, or all of it where two would be called the same."""
     short = [folder.resolve().name for folder in folders]
     return [name if short.count(name) == 1 else str(folder) for name, folder in zip(short, folders)]
-
-
-def check_folders(folders: Sequence[Path]) -> None:
-    """Raise for a folder that is no model, or given twice, before any of them is opened."""
-    for folder in folders:
-        if folder_modality(folder) == "audio":
-            raise ValueError(f"{folder} is a model for sounds, and the page shows pictures and texts: use sot explain")
-        if folders.count(folder) > 1:
-            raise ValueError(f"{folder} was given twice")
 
 
 def open_models(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 from accelerate.utils import patch_environment
 
 from sot.extras import need
+from sot.ui.checks import LOOPBACK
 from sot.ui.models import Shown
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
@@ -24,7 +24,6 @@ MAX_FILE = 20 * 2**20  # bytes of an upload
 MAX_REQUEST = 1_000_000  # bytes of anything else
 MAX_STORED = 1_000_000_000  # bytes of all uploads that are kept
 MAX_WAITING = 40  # requests that wait for their turn; the next is told so
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ROUTES = re.compile(
     r"/(|config|theme\.css|favicon\.ico|manifest\.json|robots\.txt|(assets|static|svelte)/.*"
     r"|gradio_api/(info|app_id|startup-events|theme\.css|heartbeat/\w+|queue/(join|data)|upload|upload_progress|reset|cancel"
@@ -110,17 +109,6 @@ async def _refuse(send: Any, status: int, why: str) -> None:
 def stored(folder: Path) -> int:
     """Bytes of all files below a folder."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def check_address(host: str, port: int | None) -> None:
-    """Raise ValueError if nothing can listen there."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except OSError as error:
-        raise ValueError(f"cannot listen on {host} port {port or 'any'}: {error.strerror or error}") from error
 
 
 @contextmanager
