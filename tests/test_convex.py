@@ -8,11 +8,11 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from test_probe import hand_made
 
-from sot.probe.choice import choose, draw_folds, held_out_means
+from sot.probe.choice import FEW, choose, draw_folds, held_out_means, told_apart
 from sot.probe.convex import Blocks, solve
 from sot.probe.features import Features
 from sot.probe.fitting import Target, head_outputs
-from sot.probe.second_order import MIXTURES, Representation, fit_second_order, is_better, whitening
+from sot.probe.second_order import MIXTURES, Representation, fit_second_order, is_better, lean, whitening
 
 ALL = torch.ones(1, 1, dtype=torch.bool)
 
@@ -92,6 +92,21 @@ def test_the_usual_mixture_is_left_for_one_that_is_better_by_some_standard_error
     assert nothing.penalty >= 1e-2, "where nothing is known, the strong penalties"
 
 
+@pytest.mark.parametrize("samples", [FEW - 4, FEW])
+def test_of_few_samples_losses_tell_mixtures_apart(samples):
+    targets = torch.eye(2)[torch.zeros(samples, dtype=torch.long)]
+    sure, folds = torch.zeros(samples, 2), torch.zeros(1, samples, dtype=torch.bool)
+    sure[:, 0] = 1  # as often right as one that is just right, with a smaller loss
+    lucky = 0.01 * sure
+    lucky[: samples // 4] *= -1  # a usual one that is wrong a quarter of the time, by next to nothing
+    outputs = torch.stack([lucky, 0.01 * sure, sure])[:, None]
+    assert told_apart(outputs[1:], targets, folds, "softmax", False) == (1 if samples < FEW else 0)
+    assert told_apart(outputs, targets, folds, "softmax", False) == (2 if samples < FEW else 1)
+    coin = sure.clone()
+    coin[samples // 2 :] *= -1  # loses in the mean what it wins
+    assert told_apart(torch.stack([lucky, coin])[:, None], targets, folds, "softmax", False) == 0
+
+
 def test_smaller_penalties_are_tried_where_the_smallest_is_the_best():
     features, labels = problem(600, 8, classes=4)
     easy = Blocks([features + 3 * torch.nn.functional.one_hot(labels, 8)])
@@ -130,6 +145,18 @@ def test_every_mixture_becomes_a_head_with_the_logits_of_its_optimum(class_token
         torch.testing.assert_close(head_outputs(head, features, rows, 16), expected, atol=2e-3, rtol=1e-2)
         used = [head.class_features > 0, head.config.pool == "gcp" and head.word_features > 0]
         assert used == [MIXTURES[name][0] > 0, MIXTURES[name][1] > 0]
+
+
+@pytest.mark.parametrize("samples, expected", [(16, (0.0, 0.25, 0.75)), (64, (0.0, 0.5, 0.5)), (5000, (0.0, 0.5, 0.5))])
+def test_the_second_order_yields_to_the_average_as_labels_vanish(samples, expected):
+    assert lean(MIXTURES["second order + average"], samples) == pytest.approx(expected)
+    of_class = lean(MIXTURES["second order + class"], samples)
+    assert of_class == pytest.approx((expected[2], expected[1], 0.0))
+    for name in ("class", "average", "class + average", "second order"):  # nothing yields where nothing is beside it
+        assert lean(MIXTURES[name], samples) == pytest.approx(MIXTURES[name])
+    features = hand_made(16, 1)
+    shares = Representation(features, np.arange(16), 2).mixtures(["second order + average"])
+    assert shares["second order + average"][-2:] == pytest.approx((0.25, 0.75))
 
 
 @pytest.mark.parametrize("count", [16, 80])

@@ -20,7 +20,7 @@ from sot.data.images import load_images
 from sot.data.sources import Subset
 from sot.evaluation.metrics import interval
 from sot.probe import Budget, Features, FrozenBackbone, cache_features, choose_heads, open_backbone
-from sot.probe.contest import Contest
+from sot.probe.contest import ENGINES, Contest
 from sot.probe.fitting import Target, training_batches
 from sot.probe.heads import count_macs, standardising_head, token_statistics
 from sot.probe.journal import Journal
@@ -188,7 +188,7 @@ def test_batches_of_pictures_are_as_they_were_drawn():
     assert np.array_equal(np.concatenate(batches), rows)
 
 
-def test_finished_rows_are_read_back_and_damaged_ones_computed_again(tmp_path, caplog):
+def test_finished_rows_are_read_back_and_damaged_ones_computed_again(tmp_path, caplog, monkeypatch):
     file, heads = tmp_path / "rows.jsonl", {name: HEADS[name] for name in ("class", "gap")}
 
     def run(seeds, budget=QUICK):
@@ -207,6 +207,9 @@ def test_finished_rows_are_read_back_and_damaged_ones_computed_again(tmp_path, c
     assert len(file.read_text().splitlines()) == 2 * (1 + 3)
     run(2, Budget(epochs=1, learning_rates=(1e-2,), weight_decays=(0.01,)))  # another budget, other rows
     assert len(file.read_text().splitlines()) == 2 * (1 + 3) + 2 * (1 + 2)
+    monkeypatch.setitem(ENGINES, "gap", 99)  # a head that is fitted in another way: its rows alone
+    run(3)
+    assert len(file.read_text().splitlines()) == 2 * (1 + 3) + 2 * (1 + 2) + (1 + 3)
 
 
 def test_a_number_can_be_predicted(tmp_path):

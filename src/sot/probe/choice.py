@@ -24,7 +24,8 @@ SMALLER, SMALLER_FROM = (
 FOLDS = 5
 ROUNDS = ((100, 4), (500, 2))  # below so many samples, the folds are drawn so many times
 ONE_FOLD = 2000  # from so many on, one of the folds tells enough
-ERRORS = 1.5  # standard errors by which another mixture has to be better than the usual one
+FEW = 64  # samples: with fewer, scores are so coarse that losses tell more
+ERRORS, ERRORS_OF_FEW = 1.5, 2.0  # standard errors by which another mixture has to be better than the usual one
 ROUGH = 1e-2  # how exactly the problems are solved that are only compared
 
 
@@ -86,7 +87,7 @@ def choose(
     penalties: Sequence[float] = PENALTIES,
     balanced: bool = False,
 ) -> Chosen:
-    """The first mixture, unless another scores higher by 1.5 standard errors: few samples tell no more.
+    """The first mixture, unless another is better by 1.5 standard errors of scores, or of few samples 2 of losses.
 
     Of its penalties that score within one standard error of the best, that of the smallest loss. If `balanced`, classes
     count alike in the score. With one fold, of many samples, there are fewer penalties: the first mixture tries them,
@@ -134,10 +135,13 @@ def within_one_error(outputs: Tensor, targets: Tensor, folds: Tensor, link: str,
 
 
 def told_apart(outputs: Tensor, targets: Tensor, folds: Tensor, link: str, balanced: bool) -> int:
-    """Which setting: the first, or the best of those whose score is higher than its by that many standard errors."""
+    """Which setting: the first, or the best of those that are better than it by that many standard errors."""
     scores, _ = held_out_scores(outputs, targets, folds, link, balanced)
+    errors = ERRORS
+    if len(targets) < FEW:
+        scores, errors = -held_out_means(losses(outputs, targets, link), folds), ERRORS_OF_FEW
     gained = scores - scores[0]
-    is_told = gained.mean(1) > ERRORS * standard_error(gained)
+    is_told = gained.mean(1) > errors * standard_error(gained)
     return int(torch.where(is_told, gained.mean(1), 0.0).argmax()) if is_told.any() else 0
 
 

@@ -39,7 +39,8 @@ SOLVED: dict[str, list[str] | None] = {  # heads that are a convex problem, by t
     **{"class": ["class"], "gap": ["average"], "class+gap": ["class + average"]},
     "sot": None,
 }
-ENGINE = 3  # of rows that can be compared; it grows when heads are chosen or fitted in another way
+ENGINE = 3  # of rows that can be compared; it grows when heads are chosen or fitted in another way,
+ENGINES = {"sot": 4}  # or that of one head
 
 
 @dataclass
@@ -141,7 +142,7 @@ class Contest:
     def _about(self, name: str, head: HeadConfig | None, seed: int | None) -> dict[str, Any]:
         """What a row depends on; `seed` None is the choice of settings."""
         setting: dict[str, Any] = {"train": self.train.key, "test": self.test.key, "task": asdict(self.target)}
-        setting |= {"engine": ENGINE} | ({} if self.labels is None else {"labels": self.labels})
+        setting |= {"engine": ENGINES.get(name, ENGINE)} | ({} if self.labels is None else {"labels": self.labels})
         budget = {name: value for name, value in asdict(self.budget).items() if value is not None}
         digest = key_digest({**setting, "budget": budget})
         return {"setting": digest, "seed": seed, "head": name if head is None else head.to_dict()}

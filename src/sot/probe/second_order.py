@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.pooling import CovariancePool
-from sot.probe.choice import Chosen, choose, draw_folds, hits, standard_error
+from sot.probe.choice import FEW, Chosen, choose, draw_folds, hits, standard_error
 from sot.probe.convex import Blocks, losses, solve
 from sot.probe.features import Array, Features
 from sot.probe.fitting import Budget, Target, head_outputs, train_head
@@ -91,6 +91,16 @@ def triangle_lengths(width: int) -> Tensor:
     return torch.where(rows == columns, 1.0, 2**0.5)
 
 
+def lean(shares: tuple[float, float, float], samples: int) -> tuple[float, float, float]:
+    """Shares for so many samples: as they vanish, the covariance yields to what is plain beside it."""
+    of_class, second, average = shares
+    if second == 1:
+        return shares
+    second *= min(1.0, (samples / FEW) ** 0.5)
+    rest = (1 - second) / (of_class + average)
+    return of_class * rest, second, average * rest
+
+
 class Representation:
     """Class token, covariance and average of some samples, from which any mixture is fitted."""
 
@@ -112,7 +122,7 @@ class Representation:
 
     def mixtures(self, names: Sequence[str] | None = None) -> dict[str, Sequence[float]]:
         """Those of these names, else all, that the tokens allow."""
-        chosen = {name: MIXTURES[name] for name in names or MIXTURES}
+        chosen = {name: lean(MIXTURES[name], self.blocks.samples) for name in names or MIXTURES}
         return {
             name: shares[not self.has_class :] for name, shares in chosen.items() if self.has_class or not shares[0]
         }
