@@ -1,0 +1,109 @@
+"""Fine-tune a text model on few labels by the paper's protocol, for docs/results-texts.md.
+
+python docs/results/few-tuned/few_tuned.py JOBS.jsonl ROWS.jsonl --model all-MiniLM-L6-v2 --texts TEXTS
+
+A job is a line such as {"task": "sick", "labels": 500, "draw": 1, "head": "paper", "lr": 1e-4, "on": "dev"}; other keys
+are settings of the recipe `bert`. Draw d trains with seed d on the first `labels` of the training set, in an order of
+its own. `held` scores on the 500 that follow, `dev` on the development set. A row that is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import sot.training.train_texts as train_texts
+from sot.core.head import HeadConfig
+from sot.data.texts import TextData, load_task
+from sot.models.modeling import SoTForSequenceClassification
+from sot.models.tokens import split_text
+from sot.training.recipe import load_recipe
+
+FOLDERS = {"sick": "sick", "cola": "glue/CoLA", "mrpc": "glue/MRPC", "rte": "glue/RTE"}
+HELD = 500
+HEADS = {  # of one head each
+    "class": {"fusion": "class"},
+    "paper": {"norm": "svpn_fast", "exponent": 0.5},
+    "default": {"norm": "svpn", "exponent": 0.25},
+}
+own_tokens, own_build = SoTForSequenceClassification.tokens, train_texts.build_text_model
+
+
+def change_words(words: str | int | None) -> None:
+    """The words of a layer (0 the embedding), or a softmax mixture of all ("mix"); "zero": the last ones, weight 0."""
+
+    def tokens(self: Any, input_ids: Any = None, attention_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        found = own_tokens(self, input_ids, attention_mask, **{**kwargs, "output_hidden_states": True})
+        states = torch.stack(found.outputs.hidden_states)
+        mixed = torch.einsum("l,lbtd->btd", self.classifier.mix.softmax(0), states) if words == "mix" else states[words]
+        found.word_tokens = split_text(mixed, None, attention_mask, self.config.class_position).word_tokens
+        return found
+
+    def build(*args: Any) -> Any:
+        model = own_build(*args)
+        if words == "mix":
+            model.classifier.mix = nn.Parameter(torch.zeros(1 + model.backbone.config.num_hidden_layers))
+        if words == "zero":
+            nn.init.zeros_(model.classifier.word_linear.weight)
+        return model
+
+    usual = words is None or words == "zero"
+    SoTForSequenceClassification.tokens = own_tokens if usual else tokens
+    train_texts.build_text_model = build
+
+
+def drawn(data: TextData, labels: int, draw: int, on: str) -> TextData:
+    """The texts of one draw, and those to score on."""
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1000 + draw)).tolist()
+    dev = data.train.take(order[labels : labels + HELD]) if on == "held" else data.dev
+    return replace(data, train=data.train.take(order[:labels]), dev=dev)
+
+
+def run(job: dict[str, Any], model: str, texts: Path) -> dict[str, Any]:
+    """Train and score one job."""
+    settings = {key: value for key, value in job.items() if key not in ("task", "labels", "draw", "head", "on")}
+    change_words(settings.pop("words", None))
+    sizes = {key: settings.pop(key) for key in ("representation_size", "dropout", "heads") if key in settings}
+    head = {"pool": "mgcrp", "heads": 1, "representation_size": 1000, "dropout": 0.5, **HEADS[job["head"]], **sizes}
+    config = HeadConfig(fusion="class") if job["head"] == "class" else HeadConfig(**head)
+    recipe = load_recipe("bert")
+    usual = {"seed": job["draw"], "evaluate_every": recipe.epochs, "group_by_length": True, "grid": {}}
+    recipe = replace(recipe, **{**usual, **settings})
+    data = drawn(load_task(job["task"], texts / FOLDERS[job["task"]]), job["labels"], job["draw"], job["on"])
+    out, start = Path(tempfile.mkdtemp()), time.process_time()
+    try:
+        scores = train_texts.fine_tune(model, data, "drawn", out / "run", recipe, config, report_to="none")
+    finally:
+        shutil.rmtree(out)
+    return {**job, "scores": scores, "seconds": round(time.process_time() - start)}
+
+
+def next_job(jobs: Path, rows: Path) -> dict[str, Any] | None:
+    """The first job without a row."""
+    done = [json.loads(line) for line in rows.read_text().splitlines()] if rows.is_file() else []
+    for row in done:
+        del row["scores"], row["seconds"]
+    return next((job for job in map(json.loads, jobs.read_text().splitlines()) if job not in done), None)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--texts", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    while (job := next_job(given.jobs, given.rows)) is not None:
+        row = run(job, given.model, given.texts)
+        with given.rows.open("a") as file:
+            print(json.dumps(row), file=file)
