@@ -29,17 +29,20 @@ def imported_modules(path):
 
 
 def test_core_imports_torch_only():
+    plain = [ROOT / "src/sot/lazy.py", ROOT / "src/sot/plugins.py"]  # names, not maths: of the standard library alone
     files = list((ROOT / "src/sot/core").glob("*.py"))
     assert len(files) >= 4
-    for path in files:
+    for path in [*files, *plain]:
+        ours = ("sot.core", "sot.ops", "sot.lazy", "sot.plugins")
         for module in imported_modules(path):
             top = module.split(".")[0]
-            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith(("sot.core", "sot.ops"))
-            if path.name.startswith("simd_"):  # loaded by name where the extra "fast" is installed, never imported
-                allowed |= top in ("numba", "llvmlite", "numpy")
-            else:
-                allowed &= not module.startswith("sot.core.simd_")
+            allowed = top == "torch" or top in sys.stdlib_module_names or module.startswith(ours)
             assert allowed, f"{path.name} imports {module}"
+
+
+def test_core_is_read_in_one_sitting():
+    lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "src/sot/core").glob("*.py"))
+    assert lines < 1000
 
 
 def test_ops_import_what_computes_only():

@@ -3,9 +3,9 @@
 `import sot` loads no other library. timm and transformers know our models once both sides are imported, in any order.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sot.lazy import lazily
 from sot.registration import watch_imports
 
 if TYPE_CHECKING:
@@ -28,37 +28,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {  # of the public names, each loaded when it is first asked for
-    "Classifier": "sot.probe.classifier",
-    "Fusion": "sot.core.head_config",
-    "HeadConfig": "sot.core.head",
-    "NORMS": "sot.core.normalizers",
-    "POOLS": "sot.core.head",
-    "SecondOrderHead": "sot.core.head",
-    "SecondOrderTransformer": "sot.models.vision",
-    "SoTConfig": "sot.models.configuration",
-    "SoTForAudioClassification": "sot.models.audio",
-    "SoTForImageClassification": "sot.models.modeling",
-    "SoTForSequenceClassification": "sot.models.modeling",
-    "SoTModel": "sot.models.auto_model",
-    "accelerate": "sot.models.accelerate",
-    "equip": "sot.models.equip",
-    "optimize_for_inference": "sot.models.inference",
+    "Classifier": "probe.classifier",
+    "Fusion": "core.head_config",
+    "HeadConfig": "core.head",
+    "NORMS": "core.normalizers",
+    "POOLS": "core.head",
+    "SecondOrderHead": "core.head",
+    "SecondOrderTransformer": "models.vision",
+    "SoTConfig": "models.configuration",
+    "SoTForAudioClassification": "models.audio",
+    "SoTForImageClassification": "models.modeling",
+    "SoTForSequenceClassification": "models.modeling",
+    "SoTModel": "models.auto_model",
+    "accelerate": "models.accelerate",
+    "equip": "models.equip",
+    "optimize_for_inference": "models.inference",
 }
-_ROOMS = ("bench", "core", "data", "evaluation", "explain", "models", "ops", "paper", "probe", "training")
 __all__ = ["__version__", *_HOMES]
-
-
-def __getattr__(name: str) -> Any:
-    """A public name, or a package inside of this one."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in _ROOMS:
-        return import_module(f"sot.{name}")
-    raise AttributeError(f"module 'sot' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
+__getattr__, __dir__ = lazily(__name__, _HOMES, "__version__")
 
 watch_imports()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sot.core.plugins import NORMS, SYMMETRIC_ONLY
+from sot.core.choices import NORMS, SYMMETRIC_ONLY
 
 if TYPE_CHECKING:  # settings are checked before torch is loaded
     from torch import Tensor

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sot.core.checks import check_positive
+from sot.core.choices import POOLS as POOLS
 from sot.core.head_config import HeadConfig as HeadConfig
 from sot.core.packed import Packed
-from sot.core.plugins import POOLS as POOLS
-from sot.core.plugins import built_by
 from sot.core.pooling import AveragePool, CovariancePool, CrossCovariancePool, MaxPool
 from sot.ops.linear import linear
 from sot.ops.precision import is_autocast
+from sot.plugins import built_by
 
 
 def _norm_settings(config: HeadConfig) -> dict[str, Any]:

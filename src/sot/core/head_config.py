@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from sot.core.checks import check_bool, check_cross_norm, check_exponent, check_num_values, check_positive, is_number
-from sot.core.plugins import NORMS, POOLS
+from sot.core.choices import NORMS, POOLS
 
 
 class Fusion(str, Enum):

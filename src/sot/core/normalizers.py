@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sot.core import normalize
 from sot.core.checks import check_exponent, check_num_values, check_positive
-from sot.core.plugins import NORMS as NORMS
-from sot.core.plugins import SYMMETRIC_ONLY as SYMMETRIC_ONLY
+from sot.core.choices import NORMS as NORMS
+from sot.core.choices import SYMMETRIC_ONLY as SYMMETRIC_ONLY
 from sot.ops.svpn.export import former_power
 
 LARGE = 1e15  # its square fits float32

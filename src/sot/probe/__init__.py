@@ -3,8 +3,9 @@
 What a name needs is loaded when it is first asked for: the names of the heads need no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sot.lazy import lazily
 
 if TYPE_CHECKING:
     from sot.probe.cache import cache_features as cache_features
@@ -31,13 +32,4 @@ _HOMES = {
     **dict.fromkeys(("read_images", "read_sounds", "read_texts"), "frozen"),
 }
 __all__ = list(_HOMES)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"sot.probe.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'sot.probe' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from sot.core.choices import POOLS
 from sot.core.head_config import HeadConfig
-from sot.core.plugins import POOLS
 
 POOLINGS: dict[str, dict[str, str | float]] = {
     "gap": {"pool": "gap"},

@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from torch import nn
-
-    from sot.core.head_config import HeadConfig
-    from sot.core.normalizers import NormSettings
-    from sot.core.pooling import Pool
-
 Choice = TypeVar("Choice")
 
 
@@ -55,13 +49,6 @@ class Choices(dict[str, Choice]):
         return isinstance(name, str) and name not in self.own
 
 
-OUR_POOLS = ("mgcrp", "gcp", "gap", "max", "attn", "ep", "mhc3")
-OUR_NORMS = ("svpn", "svpn_fast", "svpn_matmul", "mpn", "isqrt", "epn", "ln", "scale", "none")
-SYMMETRIC_ONLY = frozenset({"mpn", "isqrt"})  # norms of covariances, not of cross-covariances
-POOLS: Choices[Callable[[int, HeadConfig], Pool]] = Choices("pool", OUR_POOLS, "sot.core.head")
-NORMS: Choices[Callable[[NormSettings], nn.Module]] = Choices("norm", OUR_NORMS, "sot.core.normalizers")
-
-
-def built_by(home: str, *settings: str) -> Callable[[int, HeadConfig], Pool]:
+def built_by(home: str, *settings: str) -> Callable[[int, Any], Any]:
     """A pooling that core need not know, as `module:class`, loaded when it is first asked for, with its settings."""
     return lambda dim, config: EntryPoint("", home, "").load()(dim, *(getattr(config, name) for name in settings))
