@@ -284,6 +284,22 @@ def test_compiled_in_training_it_keeps_the_operators():
     assert {f"sot.{name}.default" for name in names} <= found
 
 
+def test_compiled_in_eval_mode_its_stem_alone_is_an_operator(monkeypatch):
+    module = accelerate(randomized(ConvolutionalEmbedding("densenet", 3, 6, 4)).float().eval())
+    x, found = torch.randn(5, 3, 32, 32, requires_grad=True), set()
+    monkeypatch.setattr(stem, "PIXELS_IN_CACHE", 2 * 32 * 32)  # pieces of two, two and one
+
+    def compiler(graph, inputs):
+        found.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend=aot_autograd(fw_compiler=compiler))
+    for result, expected in zip(*((y, *torch.autograd.grad(y.square().sum(), x)) for y in (compiled(x), module(x)))):
+        torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
+    assert {name for name in found if name.startswith("sot.")} == {"sot.stem.default", "sot.stem_backward.default"}
+
+
 def test_compiled_and_exported_it_is_one_graph():
     module = accelerate(ConvolutionalEmbedding("densenet", 3, 6, 4))
     x = torch.randn(2, 3, 32, 32)

@@ -15,6 +15,7 @@ from sot.core.normalize import (
 )
 from sot.core.normalizers import NORMS, NormSettings, RowLayerNorm, build_norm
 from sot.core.pooling import CrossCovariancePool
+from sot.ops import use
 
 pytestmark = pytest.mark.usefixtures("threads")
 torch.manual_seed(0)  # what follows is drawn while tests are collected: the same in every run
@@ -172,6 +173,18 @@ def test_fast_gradients_to_matrix_and_start(shape, num_values, num_iterations):
     assert gradcheck(
         lambda m, s: fast_singular_value_power_norm(m, s, 0.5, num_values, num_iterations), (matrix, start)
     )
+
+
+@pytest.mark.parametrize("shape", [(14, 14), (24, 20), (18, 26)])  # torch multiplies small batches and others apart
+def test_fast_is_its_definition_at_the_sizes_of_models(shape):
+    matrix = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
+    start, grad = torch.randn(shape[1], dtype=torch.float64, requires_grad=True), torch.randn_like(matrix)
+    results = []
+    for backend in ("torch", "reference"):
+        with use(backend):
+            output = fast_singular_value_power_norm(matrix, start)
+            results.append((output, *torch.autograd.grad(output, (matrix, start), grad)))
+    assert all(torch.allclose(ours, definition, atol=1e-9) for ours, definition in zip(*results))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -27,8 +27,7 @@ def accelerate(model: Model, on: bool = True) -> Model:
     - On a CPU, batches pass an embedding in pieces, and dense blocks train with a backward pass of their own,
       which has no second derivative.
 
-    Exporters still see every layer of an embedding called; so do compilers in eval mode. In training these see
-    operators.
+    Exporters still see every layer of an embedding called. Compilers see operators: in eval mode the stem alone.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate takes a torch module, got {type(model).__name__}")

@@ -33,14 +33,14 @@ def patches(image: Tensor) -> Tensor:
 
 
 def _compute(image: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    image = channels_first(image)
-    results, places = [], []
-    for piece in torch.split(image, images_at_once(image)):
-        convolved = F.conv2d(piece, weight, padding=1)
+    out, places = _fake(image, weight, bias)
+    at_once = images_at_once(channels_first(image))
+    for piece, result, kept in zip(*(torch.split(each, at_once) for each in (image, out, places))):
+        convolved = F.conv2d(channels_first(piece), weight, padding=1)
         pooled, place = F.max_pool2d_with_indices(convolved, KERNEL, STRIDE, PADDING)
-        results.append(channels_last(pooled.add_(bias.view(-1, 1, 1))))
-        places.append(channels_last(place.int()))
-    return torch.cat(results), torch.cat(places).flatten(1, 2)
+        torch.add(channels_last(pooled), bias, out=result)
+        kept.copy_(channels_last(place).flatten(1, 2))
+    return out, places
 
 
 def _fake(image: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:

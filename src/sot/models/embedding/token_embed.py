@@ -116,7 +116,8 @@ class ConvolutionalEmbedding(nn.Module):
     """Image `(batch, in_chans, H, W)` to features `(batch, dim, H / reduction, W / reduction)`.
 
     Maps are kept channels-last whatever the layout of the image. Accelerated on a CPU, large batches pass in pieces
-    whose maps stay in its cache: all the way in eval mode, through the stem in training, as batch norms see all images.
+    whose maps stay in its cache: all the way in eval mode; through the stem in training, as batch norms see all images,
+    and where compiled, as the graph of every piece would be compiled.
     """
 
     accelerated = False
@@ -132,10 +133,8 @@ class ConvolutionalEmbedding(nn.Module):
         image = image.contiguous(memory_format=torch.channels_last)
         if not (self.accelerated and computes_by_hand(image)):
             return self.out(self.stages(self.stem(image)))
-        if any(module.training for module in self.modules()):
+        if torch.compiler.is_compiling() or any(module.training for module in self.modules()):
             return self.out(self.stages(StemFunction.apply(image, self.stem[0].weight, self.stem[0].bias)))
-        if torch.compiler.is_compiling():
-            return self.out(self.stages(self.stem(image)))
         pieces = torch.split(image, images_at_once(image))
         return torch.cat([self.out(self.stages(self.stem(piece))) for piece in pieces])
 

@@ -193,12 +193,12 @@ def power(
         left, values, right = kept[0][slot], kept[1][slot], kept[2][slot]
         pack(matrix, group * LANES, packed, columns)
         poison = unpack_finite(packed, q)
-        multiply(gram, q, down, q, across, (columns, columns, rows), True)
+        multiply(gram, q, down, q, across, (columns, columns, rows), at_once=2, lower=True)
         tridiagonalize(gram, n, columns, diagonal, beside, work, more)
         accumulate(gram, n, columns, work, v)
         diagonalize(diagonal, beside, n, v, columns, turns)
 
-        multiply(images, q, across, v, across, (rows, columns, columns))
+        multiply(images, q, across, v, across, (rows, columns, columns), at_once=2)
         largest = measure(images, rows, columns, poison, lengths)
         weigh(lengths, exponent, largest * fill(left_eps), work, more)
         scale_columns(images, work, scaled)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 GPUS = ("cuda", "meta")  # what is counted without a GPU is counted as on one
+OWN_LOOPS = 400  # from so many numbers of a matrix on torch calls a library for its product with a vector
 Parts = Sequence[Tensor]  # û, v̂, ‖Qv‖, λ̂ and λ̂^(α-1), each (batch, ., 1)
 
 
@@ -21,7 +22,7 @@ def power(matrix: Tensor, start: Tensor, exponent: float) -> tuple[Tensor, Parts
     length = _length(mapped)
     length.masked_fill_(length == 0, 1)
     left = mapped / length
-    along = _apply(matrix.mT, left)  # Qᵀû
+    along = _apply_transposed(matrix, left)  # Qᵀû
     value = _length(along)
     value.masked_fill_(value == 0, 1)
     scale = value.pow(exponent - 1)
@@ -40,8 +41,24 @@ def pull_back(grad: Tensor, matrix: Tensor, start: Tensor, parts: Parts, exponen
 
 
 def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Each matrix times its vector `(batch, n, 1)`; on a CPU a batch of such small products would take longer."""
-    return torch.bmm(matrix, vector) if _on_gpu(matrix) else (matrix * vector.mT).sum(2, keepdim=True)
+    """Each matrix times its vector `(batch, n, 1)`."""
+    if _on_gpu(matrix) or _is_small(matrix):
+        return torch.bmm(matrix, vector)
+    return (matrix * vector.mT).sum(2, keepdim=True)
+
+
+def _apply_transposed(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Each matrix transposed, times its vector `(batch, m, 1)`."""
+    if _on_gpu(matrix):
+        return torch.bmm(matrix.mT, vector)
+    if _is_small(matrix):
+        return (matrix * vector).sum(1).unsqueeze(2)
+    return torch.bmm(vector.mT, matrix).mT
+
+
+def _is_small(matrix: Tensor) -> bool:
+    """Whether torch takes loops of its own on a CPU. They are fast along rows; the library it takes else, across."""
+    return matrix.shape[1] * matrix.shape[2] < OWN_LOOPS
 
 
 def _on_gpu(tensor: Tensor) -> bool:
