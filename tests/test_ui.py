@@ -232,15 +232,15 @@ def test_nothing_in_an_answer_comes_alive(place, models):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "no picture that can be read"),
-        (b"no picture", "no picture that can be read"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", "no picture"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "no picture that can be read"),
+        (b"", "no image that can be read"),
+        (b"no picture", "no image that can be read"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><image href='file:///etc/passwd'/></svg>", "no image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "no image that can be read"),
         (bomb(20_000, 20_000), "at most 50,000,000"),
         (bomb(8000, 8000), "at most 50,000,000"),
         (bomb(3000, 3000)[:300], "cannot be read|cannot read"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(400), "cannot be read|no picture"),
-        (b"II*\x00" + b"\xff" * 400, "cannot be read|no picture|cannot read"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(400), "cannot be read|no image"),
+        (b"II*\x00" + b"\xff" * 400, "cannot be read|no image|cannot read"),
     ],
     ids=["empty", "words", "svg", "postscript", "bomb", "large", "cut", "zeros", "tiff"],
 )
@@ -267,7 +267,7 @@ def test_odd_pictures_are_read(tmp_path, models):
 @pytest.mark.parametrize(
     ("model", "text", "options", "said"),
     [
-        ("digits", None, OPTIONS, "drop a picture first"),
+        ("digits", None, OPTIONS, "drop an image first"),
         ("verbs", " \n", OPTIONS, "type a sentence first"),
         ("verbs", "the cat " * 12_500, OPTIONS, "100,000 characters"),
         ("verbs", "the cat", ("gradcam", "", ""), "unknown method 'gradcam'"),

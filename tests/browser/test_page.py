@@ -250,7 +250,7 @@ def test_two_models_are_compared_side_by_side(visit, digit):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("no.png", b"this is no picture", "no picture that can be read"),
+        ("no.png", b"this is no picture", "no image that can be read"),
         ("half.png", None, "cannot read"),
         ("large.png", b"\0" * 22_000_000, "maximum allowed size of 20"),
     ],

@@ -199,8 +199,8 @@ def model(
             "--model", help="sot_tiny, sot_small or sot_base; sot_7 too for --compiled, any timm model for --runtimes."
         ),
     ] = "sot_tiny",
-    batch: Annotated[int, typer.Option(help="Pictures in a forward pass.", min=1)] = 16,
-    train_batch: Annotated[int, typer.Option(help="Pictures in a step of training.", min=2)] = 8,
+    batch: Annotated[int, typer.Option(help="Images in a forward pass.", min=1)] = 16,
+    train_batch: Annotated[int, typer.Option(help="Images in a step of training.", min=2)] = 8,
     runtimes: Annotated[
         bool, typer.Option("--runtimes", help="Eager, folded, compiled, int8 and ONNX instead.")
     ] = False,

@@ -123,7 +123,7 @@ def explain_image(
     check_model(model)
     check_method(method, IMAGE_METHODS, "pictures")
     if not hasattr(image, "convert"):
-        raise ValueError(f"a picture is given as PIL opens it, got {type(image).__name__}")
+        raise ValueError(f"an image is given as PIL opens it, got {type(image).__name__}")
     others = _check_others(model, {CLASS: class_model, WORDS: word_model})
     pixels = _pixels(processor, image)
     with explaining(model):
@@ -237,7 +237,7 @@ def explain_item(model: Any, processor: Any, item: Any, **options: Any) -> Any:
         return explain_sound(model, processor, item, **options)
     if model.config.modality == "image":
         if isinstance(item, str | tuple):
-            raise ValueError("this model reads pictures, and it was given a text")
+            raise ValueError("this model reads images, and it was given a text")
         return explain_image(model, processor, item, **options)
     if not isinstance(item, str | tuple):
         raise ValueError(f"this model reads texts, and it was given {type(item).__name__}")

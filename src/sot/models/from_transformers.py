@@ -57,7 +57,7 @@ def load_transformers(model: Any, pretrained: bool, pooler: bool, trust: bool) -
     else:
         source = build_backbone(config, pooler)
     if hasattr(source, "text_model") and hasattr(source, "vision_model"):
-        raise ValueError(f"{type(source).__name__} reads texts and pictures: equip its text_model or its vision_model")
+        raise ValueError(f"{type(source).__name__} reads texts and images: equip its text_model or its vision_model")
     return source, _processor(name, source, trust)
 
 

@@ -138,7 +138,7 @@ def as_picture(item: Any) -> Image.Image:
     array = np.asarray(item)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         kind = f"{array.dtype} of shape {array.shape}" if array.dtype != object else type(item).__name__
-        raise ValueError(f"a picture is a file, of Pillow, or an array of uint8 (height, width, 3), got {kind}")
+        raise ValueError(f"an image is a file, of Pillow, or an array of uint8 (height, width, 3), got {kind}")
     return to_rgb(Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array))
 
 

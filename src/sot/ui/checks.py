@@ -15,7 +15,7 @@ def check_folders(folders: Sequence[Path]) -> None:
     """Raise for a folder that is no model, or given twice, before any of them is opened."""
     for folder in folders:
         if folder_modality(folder) == "audio":
-            raise ValueError(f"{folder} is a model for sounds, and the page shows pictures and texts: use sot explain")
+            raise ValueError(f"{folder} is a model for sounds, and the page shows images and texts: use sot explain")
         if folders.count(folder) > 1:
             raise ValueError(f"{folder} was given twice")
 

@@ -24,7 +24,7 @@ class Page(gr.Blocks):
 
     async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, explicit_call: bool = False) -> Any:
         if _has_link(inputs):
-            raise gr.Error("Links are not fetched: upload the picture itself.", print_exception=False)
+            raise gr.Error("Links are not fetched: upload the image itself.", print_exception=False)
         return await super().preprocess_data(block_fn, inputs, state, explicit_call)
 
 
@@ -100,11 +100,11 @@ def _inputs(models: Mapping[str, Shown], folder: Path) -> PageInputs:
         picture = gr.Image(
             type="filepath",
             sources=["upload", "clipboard"],
-            label="Picture",
+            label="Image",
             height=240,
             buttons=[],
             elem_id="picture",
-            placeholder="Drop a picture here\nor click to upload",
+            placeholder="Drop an image here\nor click to upload",
         )
         # Gradio would open the file itself; what opens it is ours, with its limits. (A subclass of a component makes
         # gradio write a .pyi file beside this one.)
@@ -185,7 +185,7 @@ def _explain_on_demand(models: Mapping[str, Shown], inputs: PageInputs, outputs:
     def explain(
         model: str, other: str, picture: Any, text: str, pair: str, method: str, target: str, truth: str
     ) -> list[Any]:
-        """Explain a picture or a text by one model, or by two side by side."""
+        """Explain an image or a text by one model, or by two side by side."""
         return answers(models, model, other, picture, text, pair, method, target, truth)
 
     given = inputs.values()

@@ -44,15 +44,15 @@ logger = logging.getLogger(__name__)
 def read_picture(path: str | None) -> Image.Image:
     """An uploaded picture, or ValueError."""
     if not path:
-        raise ValueError("drop a picture first, or choose an example")
+        raise ValueError("drop an image first, or choose an example")
     try:
         Image.open(path, formats=FORMATS).close()
     except Image.UnidentifiedImageError:
-        raise ValueError(f"this file is no picture that can be read; accepted: {', '.join(FORMATS)}") from None
+        raise ValueError(f"this file is no image that can be read; accepted: {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:
-        raise ValueError(f"this picture has too many pixels; at most {MAX_PIXELS:,} are accepted") from None
+        raise ValueError(f"this image has too many pixels; at most {MAX_PIXELS:,} are accepted") from None
     except Exception as error:  # the libraries behind these formats raise nearly anything for a damaged file
-        raise ValueError(f"this picture cannot be read: {error}") from error
+        raise ValueError(f"this image cannot be read: {error}") from error
     return _DECODER.submit(_decode, path).result()
 
 

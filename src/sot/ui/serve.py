@@ -64,7 +64,7 @@ class Gate:
         elif is_foreign({name.lower(): value.decode("latin-1") for name, value in scope["headers"]}):
             await _refuse(send, 403, "this page takes requests from itself only")
         elif uploads and stored(self.folder) > MAX_STORED:
-            await _refuse(send, 507, "too many pictures were uploaded; try again in an hour")
+            await _refuse(send, 507, "too many images were uploaded; try again in an hour")
         else:
             await self._limited(scope, receive, send, MAX_FILE + MAX_REQUEST if uploads else MAX_REQUEST)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 HEADLINE = """<header class="sot-headline"><h1>What do the class token and the words look at?</h1>
-<p>A second-order transformer decides from both. Give it a picture or a sentence, and see what each branch adds.</p>
+<p>A second-order transformer decides from both. Give it an image or a sentence, and see what each branch adds.</p>
 </header>"""
 
 GREETING = """<div class="sot-greeting"><h2>Nothing explained yet</h2>
-<p>Drop a picture or type a sentence, or choose an example. You will see</p>
+<p>Drop an image or type a sentence, or choose an example. You will see</p>
 <ul><li><b>predictions</b> and their probabilities;</li>
 <li><b>three maps</b>: which parts drive the class token, the words, and both;</li>
 <li><b>pairs of words</b> that carry the cross-covariance evidence, blue for the class, orange against it;</li>
