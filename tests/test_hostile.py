@@ -163,6 +163,7 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "norm": ("image", {"layout__norm": 7}, "layout of the model is damaged: norm is 7"),
     "no norm": ("image", {"layout__norm": "nowhere"}, "nowhere"),
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
+    "classes without names": ("text", {"id2label": {"0": "a", "1": 7}}, "does not name all classes in order"),
     "classes in a list": ("text", {"id2label": ["a", "b"]}, "config.json is damaged"),
     "width": ("text", {"backbone_config__hidden_size": 2**20}, r"do not fit: \S+ is \[32\], and its config.json asks"),
     "seconds": ("audio", {"max_seconds": -1}, "max_seconds=-1; at least 0.01 seconds of sound are accepted"),
@@ -276,3 +277,11 @@ def test_a_tokenizer_that_cuts_texts_is_no_attack(tmp_path):
     cuts = {"truncation": {"max_length": 128, "stride": 0, "strategy": "LongestFirst"}, "padding": {"length": 0}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(cuts))
     assert read_settings(tmp_path / "tokenizer.json") == cuts
+
+
+@pytest.mark.parametrize("name", ["config.json", "added_tokens.json"])
+def test_words_that_are_called_as_settings_are_no_attack(tmp_path, name):
+    words = {"player": 30_000, "size": 20_000, "max_length": -1, "head": 10**6}
+    content = words if name == "added_tokens.json" else {"label2id": words}
+    (tmp_path / name).write_text(json.dumps(content))
+    assert read_settings(tmp_path / name) == content
