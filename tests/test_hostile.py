@@ -219,6 +219,17 @@ def test_hostile_processors_are_refused(copied, case):
     assert "\n" not in str(caught.value)
 
 
+def test_a_processor_that_makes_other_pictures_is_refused(copied, tmp_path):
+    folder = copied("image")
+    change(folder, "preprocessor_config.json", size={"height": 168, "width": 168}, do_center_crop=False)
+    for name in ("a", "b"):
+        (tmp_path / "data" / "val" / name).mkdir(parents=True)
+        shutil.copy(tmp_path / "x.png", tmp_path / "data" / "val" / name)
+    for command in (("predict", folder, "x.png"), ("evaluate", folder, "--data", "data")):
+        result = sot(*command, cwd=tmp_path)
+        assert result.returncode == 2 and "does not take what its processor makes" in result.stderr, result.stderr
+
+
 @pytest.mark.parametrize(
     "settings", [{"num_hidden_layers": 10**5}, {"id2label": {str(i): "x" for i in range(10**5 + 1)}}]
 )
