@@ -317,7 +317,7 @@ GIVEN = {
     poolings_are_their_definition: plain_words,
     heads_hold_what_poolings_do: heads,
 }
-SHORT, LONG = 25, 800  # of each: 10,400 in all
+SHORT, LONG = 25, 10_000  # of each
 
 
 @pytest.mark.parametrize("examples", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])
