@@ -161,6 +161,7 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "number of classes": ("text", {"num_labels": 2 * 10**6}, "2,000,000 classes; at most 100,000"),
     "classes of the backbone": ("image", {"backbone_config__num_classes": 10**9}, "1,000,000,000 classes; at most"),
     "norm": ("image", {"layout__norm": 7}, "layout of the model is damaged: norm is 7"),
+    "tokens before words": ("audio", {"layout__num_prefix_tokens": "x"}, "num_prefix_tokens is 'x', not a number >= 0"),
     "no norm": ("image", {"layout__norm": "nowhere"}, "nowhere"),
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
     "classes without names": ("text", {"id2label": {"0": "a", "1": 7}}, "does not name all classes in order"),
