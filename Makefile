@@ -51,7 +51,9 @@ test-browser: setup ## Look at the page of sot ui in Chromium, which is installe
 	command -v chromium >/dev/null || { $(ROOT_ACCESS) apt-get update && $(ROOT_ACCESS) apt-get install --yes --no-install-recommends chromium; }
 	$(BIN)/python -m pytest -m browser tests/browser
 
-# TIMM and TRANSFORMERS name checkouts of the installed versions; tests/peers/exceptions.yaml says what is left out.
+# TIMM and TRANSFORMERS name checkouts of the installed versions; tests/peers/exceptions.yaml says what is left out. The
+# source archive of timm has its tests: pip download --no-deps --no-binary timm timm==VERSION. Where a machine is busy,
+# TIMEOUT=3600 gives most of them more than timm's two to six minutes.
 test-peers: setup ## Run the suites of timm and transformers on our models: make test-peers TIMM=… TRANSFORMERS=…
 	$(PIP) --constraint $(VERSIONS) --editable '.[peers]'
 	test -n "$(TIMM)$(TRANSFORMERS)" || { echo "name checkouts: make test-peers TIMM=FOLDER TRANSFORMERS=FOLDER"; exit 2; }

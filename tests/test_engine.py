@@ -1,5 +1,7 @@
 """The parts of training: schedule, groups of parameters, averaged weights, scores."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sklearn.metrics import matthews_corrcoef, top_k_accuracy_score
 from sot.evaluation.metrics import calibration_error, cross_entropy, text_scores, top_k
 from sot.models.equip import equip
 from sot.training.engine import Average
+from sot.training.keeping import KeepLoss
 from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe, load_recipe
 
@@ -60,3 +63,11 @@ def test_metrics_are_scikit_learns():
     assert calibration_error(sure, (labels + 1) % 7) == pytest.approx(1, abs=1e-6)
     binary, truth = draw.normal(size=(50, 2)), draw.integers(0, 2, 50)
     assert text_scores("mcc", binary, truth)["mcc"] == pytest.approx(matthews_corrcoef(truth, binary.argmax(1)))
+
+
+def test_an_interrupted_epoch_keeps_the_loss_of_its_steps():
+    before = SimpleNamespace(_globalstep_last_logged=3, _tr_loss=torch.tensor(1.5))
+    after = SimpleNamespace(_globalstep_last_logged=4, _tr_loss=torch.tensor(0.0))
+    state = SimpleNamespace(global_step=4, stateful_callbacks={"KeepLoss": KeepLoss(before).state()})
+    KeepLoss(after).on_train_begin(None, state, None)
+    assert (after._globalstep_last_logged, float(after._tr_loss)) == (3, 1.5)

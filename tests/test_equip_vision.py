@@ -41,9 +41,7 @@ def test_models_whose_tokens_are_not_those_of_one_picture_are_refused(config, me
 def test_a_model_of_texts_and_pictures_is_equipped_in_parts(tmp_path):
     parts = {"text_config": {**SMALL, "vocab_size": 9}, "vision_config": {**SMALL, **SIZE}}
     hf.CLIPModel(hf.CLIPConfig(**parts, projection_dim=8)).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match="CLIPModel reads texts and images: equip its text_model or its vision_model"
-    ):
+    with pytest.raises(ValueError, match="CLIPModel reads texts and images: equip its text_model or its vision_model"):
         sot.equip(tmp_path, 2)
 
 

@@ -233,6 +233,12 @@ def test_moving_between_types_and_resetting_keeps_them():
     assert head.to("meta").class_linear.weight.device.type == "meta"
 
 
+def test_resetting_keeps_the_mode():
+    head = build().eval()
+    head.reset(7)
+    assert not any(module.training for module in head.modules())
+
+
 @pytest.mark.parametrize(
     "call, message",
     [

@@ -161,8 +161,10 @@ HOSTILE = {  # what a folder has of its kind, and what is said of it
     "number of classes": ("text", {"num_labels": 2 * 10**6}, "2,000,000 classes; at most 100,000"),
     "classes of the backbone": ("image", {"backbone_config__num_classes": 10**9}, "1,000,000,000 classes; at most"),
     "norm": ("image", {"layout__norm": 7}, "layout of the model is damaged: norm is 7"),
+    "tokens before words": ("audio", {"layout__num_prefix_tokens": "x"}, "num_prefix_tokens is 'x', not a number >= 0"),
     "no norm": ("image", {"layout__norm": "nowhere"}, "nowhere"),
     "missing classes": ("text", {"id2label": {"0": "a", "7": "b"}}, "does not name all classes in order"),
+    "classes without names": ("text", {"id2label": {"0": "a", "1": 7}}, "does not name all classes in order"),
     "classes in a list": ("text", {"id2label": ["a", "b"]}, "config.json is damaged"),
     "width": ("text", {"backbone_config__hidden_size": 2**20}, r"do not fit: \S+ is \[32\], and its config.json asks"),
     "seconds": ("audio", {"max_seconds": -1}, "max_seconds=-1; at least 0.01 seconds of sound are accepted"),
@@ -216,6 +218,17 @@ def test_hostile_processors_are_refused(copied, case):
     with pytest.raises((ValueError, OSError), match=message) as caught:
         load_model(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_processor_that_makes_other_pictures_is_refused(copied, tmp_path):
+    folder = copied("image")
+    change(folder, "preprocessor_config.json", size={"height": 168, "width": 168}, do_center_crop=False)
+    for name in ("a", "b"):
+        (tmp_path / "data" / "val" / name).mkdir(parents=True)
+        shutil.copy(tmp_path / "x.png", tmp_path / "data" / "val" / name)
+    for command in (("predict", folder, "x.png"), ("evaluate", folder, "--data", "data")):
+        result = sot(*command, cwd=tmp_path)
+        assert result.returncode == 2 and "does not take what its processor makes" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -276,3 +289,11 @@ def test_a_tokenizer_that_cuts_texts_is_no_attack(tmp_path):
     cuts = {"truncation": {"max_length": 128, "stride": 0, "strategy": "LongestFirst"}, "padding": {"length": 0}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(cuts))
     assert read_settings(tmp_path / "tokenizer.json") == cuts
+
+
+@pytest.mark.parametrize("name", ["config.json", "added_tokens.json"])
+def test_words_that_are_called_as_settings_are_no_attack(tmp_path, name):
+    words = {"player": 30_000, "size": 20_000, "max_length": -1, "head": 10**6}
+    content = words if name == "added_tokens.json" else {"label2id": words}
+    (tmp_path / name).write_text(json.dumps(content))
+    assert read_settings(tmp_path / name) == content

@@ -1,6 +1,7 @@
 """What people do with the models of the comparison tables: another embedding, explaining, exporting, probing."""
 
 import pytest
+import timm
 import torch
 from PIL import Image
 from transformers import pipeline
@@ -11,6 +12,7 @@ from sot.explain import explain_image
 from sot.models.branched import heads_of
 from sot.models.embedding.token_embed import ResampledEmbed
 from sot.models.folder import load_model
+from sot.models.variants import register_peers
 from sot.paper.comparison import load_comparisons
 from sot.probe import with_head
 
@@ -107,3 +109,14 @@ WITH_OUR_EMBEDDING = sorted(name for name in COMPARED if not name.startswith(("s
 )
 def test_every_model_of_the_tables_goes_the_whole_way_with_our_head(name, embed, tmp_path):
     check_whole_way(sot.equip(name, labels=["a", "b"], pretrained=False, embed=embed), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["autoformer_tiny", "conformer_ti", "irpe_qkv_small", "ps_vit_ti_14", "pvt_tiny", "sot_7", "t2t_vit_7"]
+)
+def test_timm_chooses_device_and_type(name):
+    register_peers()
+    model = timm.create_model(name, device="meta", dtype=torch.float64)
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert {tensor.dtype for tensor in tensors if tensor.is_floating_point()} == {torch.float64}

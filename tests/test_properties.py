@@ -16,6 +16,7 @@ from sot.pools.attention import AttentionPool, EfficientProbing
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LOOSE = {torch.float32: 2e-3, torch.float64: 1e-6, torch.bfloat16: 0.1, torch.float16: 2e-2}
+SEED = torch.default_generator.manual_seed  # torch.manual_seed keeps the stack of every call for devices not yet used
 FILLS = ("random", "zero", "one value", "one row", "one number")
 CROSS = [name for name in NORMS if name not in SYMMETRIC_ONLY]
 POOLS = {
@@ -54,7 +55,7 @@ class Matrices:
         return (values * (most / values.abs().amax().clamp_min(most))).to(self.dtype)
 
     def build(self):
-        torch.manual_seed(self.seed)
+        SEED(self.seed)
         columns = self.rows if self.norm in SYMMETRIC_ONLY else self.columns
         exponent = 0.5 if self.norm == "svpn_matmul" else self.exponent
         return build_norm(self.norm, NormSettings(self.rows, columns, exponent))
@@ -115,7 +116,7 @@ class Words:
         return words.to(self.dtype), keeps, keeps * numbers
 
     def build(self):
-        torch.manual_seed(self.seed)
+        SEED(self.seed)
         pool = POOLS[self.pool](self.dim, self.center).to(self.dtype)
         pool.accelerated = self.accelerated
         return pool
@@ -148,11 +149,16 @@ def close(actual, expected, dtype, what):
 
 
 def norms_make_no_nan(case):
-    """Finite in, finite out, forwards and backwards, of the type that was given."""
+    """Finite in, finite out, forwards and backwards, of the type that was given; gradients end where float16 does."""
     matrix = case.draw().requires_grad_()
     result = case.build()(matrix)
     assert result.dtype == case.dtype and result.shape == matrix.shape and result.isfinite().all()
     (gradient,) = torch.autograd.grad(result.double().sum(), matrix)
+    if case.dtype == torch.float16:  # beside a singular value of zero a power is as steep as 1e6
+        wide = case.draw().float().requires_grad_()
+        (steep,) = torch.autograd.grad(case.build()(wide).double().sum(), wide)
+        assert torch.equal(gradient.isinf(), steep.half().isinf())
+        gradient = torch.where(gradient.isinf(), steep, gradient)
     assert gradient.isfinite().all()
 
 
@@ -273,7 +279,7 @@ def heads_hold_what_poolings_do(drawn):
     """Padding, packing, autocast, a NaN, and the meta device, for logits."""
     config, case = drawn
     tokens, keeps, mask = case.draw()
-    torch.manual_seed(case.seed)
+    SEED(case.seed)
     head = SecondOrderHead(case.dim, 3, HeadConfig(**config)).eval()
     first = tokens[:, 0]
     class_token = None if config["fusion"] == "word" else first
@@ -311,7 +317,7 @@ GIVEN = {
     poolings_are_their_definition: plain_words,
     heads_hold_what_poolings_do: heads,
 }
-SHORT, LONG = 25, 800  # of each: 10,400 in all
+SHORT, LONG = 25, 10_000  # of each
 
 
 @pytest.mark.parametrize("examples", [SHORT, pytest.param(LONG, marks=pytest.mark.slow)])

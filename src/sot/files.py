@@ -106,6 +106,15 @@ def weights_of(folder: str | Path) -> Iterator[None]:
         raise ValueError(f"the weights in {folder} are damaged or do not fit its config.json: {said}") from error
 
 
+@contextmanager
+def inputs_taken() -> Iterator[None]:
+    """Running a model of a folder: timm asserts what fits its layers, and the folder's settings may be for others."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(f"the model does not take what its processor makes: {one_line(error)}") from error
+
+
 def one_line(error: Exception) -> str:
     """What an error says, or else its kind, short enough for the end of a sentence."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ BOUNDS: dict[str, tuple[re.Pattern[str], float, float]] = {  # by how a setting'
     "tokens": (re.compile(r"^model_max_length$"), 1, math.inf),  # 10³⁰ where nobody knows it
 }  # fmt: skip
 CLASSES = {"num_labels", "num_classes", "id2label", "label2id", "label_names"}  # numbers and tables of them
-WORDS = {"vocab", "added_tokens_encoder"}  # tables of a tokenizer from words to their numbers
+WORDS = {"vocab", "added_tokens_encoder", "added_tokens.json", "label2id"}  # tables from anybody's words to numbers
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -34,27 +35,34 @@ def read_settings(file: Path) -> dict[str, Any]:
     if file.stat().st_size > MOST_BYTES:
         raise ValueError(f"{file} has {file.stat().st_size:,} bytes; at most {MOST_BYTES:,} are accepted")
     settings = read_object(file)
-    _check(file, settings, "", 0)
+    _check(file, settings, file.name, 0)
     return settings
 
 
 def _check(file: Path, value: Any, name: str, depth: int) -> None:
-    """Raise ValueError for what is nested too deep, and for a number beyond its limit, or of several their sum."""
+    """Raise ValueError for what is nested too deep, for too many classes, and for a number beyond its limit."""
     if depth > MOST_NESTING:
         raise ValueError(f"{file} is damaged: it is nested more than {MOST_NESTING} deep")
     count = len(value) if isinstance(value, dict | list) else value if isinstance(value, int | float) else 0
     if name in CLASSES and count > MOST_LABELS:
         raise ValueError(f"{file} has {count:,} classes; at most {MOST_LABELS:,} are accepted")
-    if isinstance(value, dict):
-        for key in (key for key in value if key not in WORDS):  # of which one is "player"
-            _check(file, value[key], key, depth + 1)
-    elif isinstance(value, list) and value:
-        whole = [each for each in value if isinstance(each, int)]
-        numbers = [sum(whole)] if name.endswith(("depths", "blocks")) else [len(whole), *whole]  # or numbers of layers
-        for each in value if len(whole) < len(value) else numbers:
-            _check(file, each, name, depth + 1)
-    elif isinstance(value, int | float):
+    if isinstance(value, int | float):
         _check_number(file, value, name)
+    elif name not in WORDS:  # of which one is "player"
+        for key, each in _parts(value, name):
+            _check(file, each, key, depth + 1)
+
+
+def _parts(value: Any, name: str) -> Iterable[tuple[str, Any]]:
+    """Settings by their names; of a list its entries, or if all are whole numbers how many and each, or their sum."""
+    if isinstance(value, dict):
+        return value.items()
+    if not isinstance(value, list) or not value:
+        return ()
+    if not all(isinstance(each, int) for each in value):
+        return ((name, each) for each in value)
+    numbers = [sum(value)] if name.endswith(("depths", "blocks")) else [len(value), *value]  # or numbers of layers
+    return ((name, each) for each in numbers)
 
 
 def _check_number(file: Path, value: float, name: str) -> None:

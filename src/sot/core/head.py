@@ -70,7 +70,7 @@ class SecondOrderHead(nn.Module):
         self.apply(init_linear)
 
     def reset(self, num_classes: int) -> None:
-        """Replace the linear layers by new ones for `num_classes`, of the same device and type."""
+        """Replace the linear layers by new ones for `num_classes`, of the same device, type and mode."""
         if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 0:
             raise ValueError(f"num_classes must be an integer >= 0, got {num_classes!r}")
         old = next(self.parameters(), torch.empty(0))
@@ -82,8 +82,9 @@ class SecondOrderHead(nn.Module):
         if num_classes > 0 and self.fusion != "class":
             features = self.num_features if self.fusion == "concat" else self.word_features
             self.word_linear = nn.Linear(features, num_classes).to(old)
-        init_linear(self.class_linear)
-        init_linear(self.word_linear)
+        for layer in (self.class_linear, self.word_linear):
+            init_linear(layer)
+            layer.train(self.training)
 
     @property
     def num_branches(self) -> int:

@@ -24,7 +24,7 @@ from sot.data.tags import PictureColumns, Tags, is_picture_table
 from sot.data.texts import TextData
 from sot.evaluation.metrics import Array, image_scores, text_scores
 from sot.evaluation.multi_label import HALF, chosen, multi_label_scores
-from sot.files import read_object
+from sot.files import inputs_taken, read_object
 from sot.models.accelerate import accelerate
 from sot.models.folder import load_model
 from sot.models.from_transformers import check_pairs
@@ -92,7 +92,9 @@ def _logits_of(model: Any, data: Any, collate: Any, batch_size: int, progress: A
     parts = []
     for batch in progress(loader):
         labels = batch.pop("labels")
-        parts.append(processes.gather_for_metrics((model(**batch).logits.float(), labels)))
+        with inputs_taken():
+            found = model(**batch).logits.float()
+        parts.append(processes.gather_for_metrics((found, labels)))
     logits, labels = (torch.cat(each).cpu().numpy() for each in zip(*parts))
     return logits, labels
 

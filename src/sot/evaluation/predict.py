@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, repeat
@@ -16,6 +16,7 @@ from sot.data.pictures import open_picture
 from sot.data.rows import check_unicode as check_unicode
 from sot.data.rows import is_unicode
 from sot.errors import PictureError
+from sot.files import inputs_taken
 from sot.models.from_transformers import check_pairs
 
 Item = TypeVar("Item")
@@ -73,7 +74,7 @@ def predict_images(model: Any, processor: Any, files: Iterable[str], top: int, b
         rows: dict[str, Found] = {}
         if good:
             inputs = {name: value.to(model.device) for name, value in encode([found[file] for file in good]).items()}
-            rows = dict(zip(good, _top(model, model(**inputs).logits, top)))
+            rows = dict(zip(good, _top(model, _logits(model, inputs), top)))
         for file in batch:
             picture = found[file]
             classes, labels = rows.get(file, ([], None))
@@ -97,7 +98,7 @@ def predict_texts(
         rows: Iterator[Found] = iter(())
         if good:
             padded = tokenizer.pad(good, return_tensors="pt").to(model.device)
-            rows = iter(_top(model, model(**padded).logits, top))
+            rows = iter(_top(model, _logits(model, padded), top))
         for (text, pair), item in zip(batch, encoded):
             if isinstance(item, str):
                 yield Prediction(text, [], item, pair)
@@ -121,6 +122,12 @@ def _is_cut(tokenizer: Any, text: str, pair: str | None, read: int) -> bool:
     if read < tokenizer.model_max_length:
         return False
     return len(tokenizer(text, pair, truncation=False, verbose=False)["input_ids"]) > read
+
+
+def _logits(model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+    with inputs_taken():
+        logits: Tensor = model(**inputs).logits
+    return logits
 
 
 def probabilities(config: Any, logits: Tensor) -> Tensor:

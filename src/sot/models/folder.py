@@ -135,7 +135,8 @@ def load_config(folder: Path) -> Any:
         raise
     except Exception as error:  # of settings that are none transformers raises nearly anything
         raise ValueError(f"{folder / 'config.json'} is damaged: {type(error).__name__}: {one_line(error)}") from error
-    if sorted(config.id2label) != list(range(config.num_labels)):
+    named = all(isinstance(name, str) for name in config.id2label.values())
+    if not named or sorted(config.id2label) != list(range(config.num_labels)):
         raise ValueError(f"{folder / 'config.json'} is damaged: its id2label does not name all classes in order")
     return config
 

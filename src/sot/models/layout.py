@@ -48,6 +48,9 @@ class Layout:
         if unknown or "dim" not in values:
             wrong = f"unknown {', '.join(map(repr, unknown))}" if unknown else "it lacks 'dim'"
             raise ValueError(f"the layout of the model is damaged: {wrong}; accepted: {', '.join(known)}")
+        prefix = values.get("num_prefix_tokens", 0)
+        if isinstance(prefix, bool) or not isinstance(prefix, int) or prefix < 0:
+            raise ValueError(f"the layout of the model is damaged: num_prefix_tokens is {prefix!r}, not a number >= 0")
         if not isinstance(values.get("norm"), str | None):
             raise ValueError(f"the layout of the model is damaged: norm is {values['norm']!r}, not a name")
         return cls(**{**values, "branches": [cls.from_dict(branch) for branch in values.get("branches", [])]})

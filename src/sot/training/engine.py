@@ -22,7 +22,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from sot.evaluation.multi_label import class_scores
 from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
-from sot.training.keeping import DecideAtEpochs, best_of, evaluations
+from sot.training.keeping import DecideAtEpochs, KeepLoss, best_of, evaluations
 from sot.training.rates import learning_rate_factor, parameter_groups
 from sot.training.recipe import Recipe
 from sot.training.run_folder import MANIFEST, UNFINISHED, finish_checkpoint, last_whole_checkpoint, remove_old
@@ -111,6 +111,7 @@ class SoTTrainer(Trainer):
         self.staging = False
         self.by_class: dict[str, dict[str, float]] = {}  # of the last evaluation
         self.add_callback(DecideAtEpochs(recipe))
+        self.add_callback(KeepLoss(self))
         if recipe.ema > 0:
             self.add_callback(KeepAverage(self))
 

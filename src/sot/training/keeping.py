@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from sot.training.recipe import Recipe
 
@@ -77,6 +78,25 @@ class DecideAtEpochs(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop if the last evaluations were no better."""
         control.should_training_stop |= stops_early(state.log_history, self.recipe)
+
+
+class KeepLoss(TrainerCallback, ExportableState):
+    """Keeps in checkpoints the loss since it was last told: of an epoch that was interrupted it is the mean of all."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def state(self) -> dict[str, Any]:
+        """What trainer_state.json keeps; of several processes it is the first's."""
+        since, total = getattr(self.trainer, "_globalstep_last_logged", 0), getattr(self.trainer, "_tr_loss", 0.0)
+        return {"args": {}, "attributes": {"since": since, "sum": float(total)}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Trainer begins a resumed run at zero."""
+        kept = state.stateful_callbacks.setdefault("KeepLoss", {}).get("attributes", {})  # checkpoints of old have none
+        if state.global_step and "since" in kept:
+            self.trainer._globalstep_last_logged = kept["since"]
+            self.trainer._tr_loss.fill_(kept["sum"])
 
 
 class StopOnSignal(TrainerCallback):

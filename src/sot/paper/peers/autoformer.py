@@ -158,7 +158,8 @@ class SearchedVisionTransformer(VisionTransformer):
         def block(dim: int, depth: int, qkv_bias: bool, drop_path: float, **settings: Any) -> SearchedBlock:
             drops = {name: settings[name] for name in ("proj_drop", "attn_drop")}
             shape = (dim, heads[depth], mlp_ratios[depth], (rows, columns))
-            return SearchedBlock(*shape, qkv_bias=qkv_bias, drop_path=drop_path, **drops)
+            built = SearchedBlock(*shape, qkv_bias=qkv_bias, drop_path=drop_path, **drops)
+            return built.to(device=settings.get("device"), dtype=settings.get("dtype"))
 
         super().__init__(
             img_size=img_size,

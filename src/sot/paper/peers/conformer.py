@@ -53,6 +53,8 @@ class Conformer(StagedBackbone):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         widths = [int(channel_ratio * width) for width in (64, 128, 256)]
@@ -108,6 +110,7 @@ class Conformer(StagedBackbone):
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes)
         self.init_weights()
+        self.to(device=device, dtype=dtype)
 
     def init_weights(self) -> None:
         """Truncated normal of std 0.02 for linear layers and class token, He's for convolutions."""

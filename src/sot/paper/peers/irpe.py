@@ -86,6 +86,9 @@ class RelativeAttention(Attention):
         self.rpe_q = Encodings(of_scores, grid) if "q" in on else None
         self.rpe_k = Encodings(of_scores, grid) if "k" in on else None
         self.rpe_v = Encodings(of_values, grid) if "v" in on else None
+        for encodings in (self.rpe_q, self.rpe_k, self.rpe_v):
+            if encodings is not None:
+                encodings.to(self.qkv.weight)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         batch, tokens, _ = x.shape

@@ -92,6 +92,8 @@ class PyramidVisionTransformer(StagedBackbone):
         proj_drop_rate: float = 0.0,
         attn_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.num_classes = num_classes
@@ -123,6 +125,7 @@ class PyramidVisionTransformer(StagedBackbone):
         self.head_drop = nn.Dropout(drop_rate)
         self.head: nn.Module = nn.Linear(self.embed_dim, num_classes) if num_classes > 0 else nn.Identity()
         self.init_weights()
+        self.to(device=device, dtype=dtype)
 
     def init_weights(self) -> None:
         """Truncated normal of std 0.02 for linear layers, positions and class token."""
