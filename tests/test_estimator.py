@@ -19,6 +19,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 import sot
 from sot.bench.timing import thread_count
 from sot.probe import store
+from sot.probe.classifier import shared_backbone
 
 WORDS = ["the", "cat", "cats", "sleep", "sleeps"]
 
@@ -241,14 +242,20 @@ def test_tokens_are_computed_once_in_memory_and_in_a_folder(bert, tmp_path, monk
     assert not store._kept
 
 
-def test_fit_says_what_it_does_unless_it_is_to_be_quiet(bert, capfd):
+def test_fit_says_what_it_does_unless_it_is_to_be_quiet(bert, capfd, monkeypatch, tmp_path):
     found, labels = texts(30)
     draw = np.random.default_rng(0).permutation(labels)  # nothing to learn
-    classifier(bert, cache=None).fit(found, draw)
+    shared_backbone.cache_clear()  # the weights are loaded, of which transformers shows a bar
+    classifier(bert, cache=None).fit(found, draw).save(tmp_path / "quiet")
     assert capfd.readouterr() == ("", "")
     sot.Classifier(bert, cache=None).fit(found, draw)
     said = capfd.readouterr().err
-    assert "Computing tokens" in said and "when held out" in said and 'adapt="contrastive" is likely to pay' in said
+    assert "Computing tokens: 1 batch." in said and "Fitting the head on 30 samples." in said
+    assert "when held out" in said and 'adapt="contrastive" is likely to pay' in said
+    assert "left" not in said, "that was quick"
+    monkeypatch.setattr("sot.probe.classifier.SECONDS_A_LINE", 0.0)
+    sot.Classifier(bert, cache=None).fit(found, draw)
+    assert "Computing tokens: 1 of 1, 0 s left" in capfd.readouterr().err, "in logs and notebooks, too"
 
 
 def test_the_saved_folder_gives_the_same_probabilities(bert, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import length_hint
@@ -19,7 +18,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from sot.files import in_words, rich_table, visible
+from sot.files import rich_table, visible
+from sot.lines import with_lines
 
 if TYPE_CHECKING:  # as in every file of the command line: what loads torch is imported where a command runs
     from sot.core.head import HeadConfig
@@ -172,7 +172,7 @@ def progress(items: Iterable[Any], title: str, total: float | None = None) -> It
     What is printed meanwhile goes where it would: rich sends all of it to the bar's own stream unless it is told so.
     """
     if not errors.is_terminal:
-        return _with_lines(items, title, total or length_hint(items) or None)
+        return with_lines(items, title, total or length_hint(items) or None, _say, SECONDS_A_LINE)
     columns = (TextColumn(title), BarColumn(), TaskProgressColumn(show_speed=True), TimeRemainingColumn())
     return _with_bar(items, total, Progress(*columns, console=errors, transient=True, redirect_stdout=False))
 
@@ -182,16 +182,8 @@ def _with_bar(items: Iterable[Any], total: float | None, bar: Progress) -> Itera
         yield from bar.track(items, total)
 
 
-def _with_lines(items: Iterable[Any], title: str, total: float | None) -> Iterator[Any]:
-    """A line from time to time, so that the logs of long work are not empty."""
-    began = said = time.monotonic()
-    for number, item in enumerate(items, 1):
-        yield item
-        now = time.monotonic()
-        if now - said >= SECONDS_A_LINE:
-            said = now
-            left = "" if total is None else f" of {total:.0f}, {in_words((now - began) * (total / number - 1))} left"
-            errors.print(f"{title}: {number}{left}", soft_wrap=True, markup=False, highlight=False)
+def _say(line: str) -> None:
+    errors.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def plain(text: str) -> Text:

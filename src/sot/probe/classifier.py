@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from sot.evaluation.predict import probabilities
+from sot.lines import bars, with_lines
 from sot.models.equip import Equipped
 from sot.probe.adapt import ADAPTATIONS, Adaptation, advice, contrast, train_all
 from sot.probe.features import Array, Features
@@ -32,6 +33,7 @@ from sot.probe.store import TokenStore
 
 logger = logging.getLogger("sot")
 BATCH = 64
+SECONDS_A_LINE = 10.0  # of progress where no bar can move, as in notebooks
 shared_backbone = lru_cache(maxsize=2)(open_backbone)  # clones of an estimator read with the same one
 
 
@@ -86,6 +88,10 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> Classifier:
         """Fit the head, and with `adapt` the backbone, on samples and their labels."""
+        with bars(self.verbose > 0):
+            return self._fit(X, y)
+
+    def _fit(self, X: Any, y: Any) -> Classifier:
         self._check_settings()
         items = as_items(X)
         targets = self._encode(y, len(items))
@@ -98,6 +104,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         labels = targets.numpy() if self._target().multi_label else targets.argmax(1).double().numpy()
         store = TokenStore(backbone, False if self.adapt else self._store())
         features = store.features(inputs, labels, self._progress)
+        self._say(f"Fitting the head on {len(inputs)} samples.")
         began = time.perf_counter()
         self.fitted_ = self._fit_head(backbone, features, targets)
         self._report(backbone.config.modality, len(inputs), time.perf_counter() - began)
@@ -160,7 +167,8 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         """Write a model folder for `pipeline`, `AutoModelFor…`, `sot predict` and the other commands."""
         check_is_fitted(self, "model_")
         run = {"command": "fit", "model": str(self.model), "data": None, "head": self.model_.config.head}
-        save_model(self.model_, Path(folder), run)
+        with bars(self.verbose > 0):
+            save_model(self.model_, Path(folder), run)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -273,6 +281,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         if not self.verbose:
             return items
         console = Console(stderr=True)
-        if not console.is_terminal:
-            self._say(f"{title}: {len(items)} {'batch' if len(items) == 1 else 'batches'}.")
-        return track(items, title, console=console, transient=True, disable=not console.is_terminal)
+        if console.is_terminal:
+            return track(items, title, console=console, transient=True)
+        self._say(f"{title}: {len(items)} {'batch' if len(items) == 1 else 'batches'}.")
+        return with_lines(items, title, len(items), self._say, SECONDS_A_LINE)
