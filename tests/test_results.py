@@ -168,6 +168,57 @@ def test_the_corruptions_are_in_the_page(folder):
         assert f"| {shown(clean)} | {shown(corrupted)} | {shown(lost)} |" in page("results-corruptions.md")
 
 
+GROUPS = {
+    "none": ("clean",),
+    **{f"{name} blur": (f"{name}_blur",) for name in ("defocus", "glass", "motion", "zoom")},
+    "contrast": ("contrast",),
+    "noise, mean of three": ("gaussian_noise", "shot_noise", "impulse_noise"),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_corruptions_of_cifar10_are_in_the_page_one_by_one(group):
+    seeds = {}
+    for file in sorted((FOLDER / "corruptions").glob("*.json")):
+        head = json.loads((FOLDER / "results" / file.name).read_text())["recipe"]["head"]
+        found = json.loads(file.read_text())
+        scores = {"clean": found["clean"], **{row["corruption"]: row["accuracy"] for row in found["rows"]}}
+        kind = "class" if head.get("fusion") == "class" else head.get("norm", "fast")
+        seeds.setdefault(kind, []).append(np.mean([scores[name] for name in GROUPS[group]]))
+    cells = " | ".join(shown(seeds[kind]) for kind in ("class", "fast", "svpn"))
+    assert f"| {group} | {cells} |" in page("results-corruptions.md")
+
+
+def test_what_blur_does_to_singular_values_is_in_the_page():
+    found = json.loads((FOLDER / "robust" / "spectrum.json").read_text())
+    ranks, text = (2, 4, 8, 14), page("results-corruptions.md")
+    shares = " | ".join(f"{found['clean spectrum'][f'value {rank} of largest']:.3f}" for rank in ranks)
+    assert f"| none: share of the largest | 1 | {shares} |" in text
+    for row in found["rows"][1:7]:  # of three noises the first
+        name = row["corruption"].replace("_", " ")
+        values = [row["largest"], *(row[f"value {rank} of largest"] for rank in ranks)]
+        alike = [row[f"vectors {rank} alike"] for rank in (1, *ranks)]
+        parts = [row[key] for key in ("class", "words", "words, clean values", "words, clean vectors")]
+        assert f"| {name}: times as large | {' | '.join(f'{value:.2f}' for value in values)} |" in text
+        assert f"| {name}: vectors alike | {' | '.join(f'{value:.2f}' for value in alike)} |" in text
+        assert f"| {name} | {' | '.join(f'{part:.1f}' for part in parts)} |" in text
+
+
+def test_heads_fitted_anew_are_in_the_page():
+    rows = json.loads((FOLDER / "robust" / "refit.json").read_text())
+    for row in rows:
+        cells = " | ".join(f"{row[name]:.1f}" for name in ("clean", "defocus_blur", "glass_blur", "motion_blur"))
+        assert f"| {row['head']} | {cells} |" in page("results-corruptions.md")
+
+
+def test_few_fine_tuned_labels_are_in_the_page():
+    for line in (FOLDER / "few-tuned" / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        name = {"class": "class token", "paper": "paper's head", "default": "default head"}[row["head"]]
+        cells = f"| {name} | {row['lr']:.0e} | {100 * row['scores']['eval_accuracy']:.1f} |".replace("e-0", "e-")
+        assert cells in page("results-texts.md")
+
+
 def test_summaries_repeat_the_tables():
     tables = "".join(map(page, {*PAGES.values(), "results-probes.md", "audio.md"})).replace("**", "")
     readme = page("../README.md")

@@ -3,7 +3,8 @@
 python docs/results/robust/robust.py NAME SEED --data cifar10 --out RUN
 python docs/results/robust/robust.py NAME evaluate RUN --data cifar10 --corruptions common --severities 1 --samples 2000
 
-An evaluation of the default head leaves RUN/passes.pt for spectrum.py: what the head read of every image.
+An evaluation of the default head on a folder NAME leaves RUN/passes-NAME.pt for spectrum.py and refit.py: what the head
+read of every image.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ if __name__ == "__main__":
     training = ["train", "--model", "sot_7", "--recipe", "ablation_cpu", "--head", HEADS[name], "--set", f"seed={what}"]
     training += ["--set", "evaluate_every=8", "--logger", "none"]
     if (name, what) == ("default", "evaluate"):
-        record(Path(options[0]) / "passes.pt")
+        data = Path(options[options.index("--data") + 1])
+        record(Path(options[0]) / f"passes-{data.name}.pt")
     sys.argv = ["sot", *(["evaluate"] if what == "evaluate" else training), *options]
     main()
