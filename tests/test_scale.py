@@ -8,13 +8,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 from test_cli import sot
 from test_train import one_thread, pictures  # noqa: F401
 
+from sot.training.keeping import StopOnSignal
 from sot.training.run_folder import checkpoints, is_whole
 
 SETTINGS = [
@@ -128,6 +131,21 @@ def test_a_signal_to_one_of_two_processes_stops_both_with_a_checkpoint(alone, tm
     said = (tmp_path / "log").read_text()
     assert f"Stopped. Saved: {checkpoints(out)[0]}" in said and said.count("Continue with: sot train") == 1
     assert is_whole(checkpoints(out)[0]) and not (out / "model.safetensors").exists()
+
+
+def test_a_signal_that_comes_while_processes_agree_is_told_at_the_next_step(monkeypatch):
+    stop, args = StopOnSignal(), SimpleNamespace(world_size=2, device="cpu")
+
+    def stopped():
+        control = SimpleNamespace(should_save=False, should_training_stop=False)
+        stop.on_step_end(args, None, control)
+        return control.should_save and control.should_training_stop
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with stop.listening():
+        assert not stopped()  # the others do not know of it yet
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_: None)
+    assert stopped() and stop.received == signal.SIGTERM
 
 
 def children(process):

@@ -137,5 +137,6 @@ class StopOnSignal(TrainerCallback):
             return self.received is not None
         said = torch.tensor(self.received or 0, device=args.device)
         torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX)
-        self.received = int(said) or None
-        return self.received is not None
+        agreed = int(said)
+        self.received = self.received or agreed or None  # one that came while the others answered is told next time
+        return agreed != 0
