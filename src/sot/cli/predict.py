@@ -188,7 +188,7 @@ def _predictions(folder: Path, given: Given, top: int, batch_size: int) -> tuple
 
 def _count(done: Counter[str], prediction: Prediction) -> None:
     """One more input, that could not be read or was cut, if so."""
-    done.update(inputs=1, failed=prediction.error is not None, cut=prediction.cut)
+    done.update(inputs=1, failed=int(prediction.error is not None), cut=int(prediction.cut))
 
 
 def _print(predictions: Iterable[Prediction], as_json: bool) -> Counter[str]:
