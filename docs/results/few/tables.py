@@ -7,6 +7,8 @@ import json
 import statistics
 from pathlib import Path
 
+import numpy as np
+
 from sot.evaluation.metrics import interval
 
 HERE = Path(__file__).parent
@@ -51,7 +53,7 @@ def set_table(name):
 
 def score(scores):
     """In percent, with its interval."""
-    return f"{100 * statistics.mean(scores):.1f} ± {100 * interval(scores):.1f}"
+    return f"{100 * float(np.mean(scores)):.1f} ± {100 * interval(scores):.1f}"  # rounded as `sot probe` has it
 
 
 def lead(found, head, count):
