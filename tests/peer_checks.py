@@ -5,6 +5,8 @@ from pathlib import Path
 
 import timm
 import torch
+from timm.layers import get_notrace_functions, get_notrace_modules
+from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import sot.paper
 from sot import HeadConfig
@@ -38,8 +40,17 @@ def check_figures(name, params, macs):
     assert abs(found.params / 1e6 / params - 1) < 0.01 and abs(found.all_macs / 1e9 / macs - 1) < 0.03, found
 
 
+def check_traced(model, image, expected):
+    """A graph of torch.fx computes the same, with what timm says cannot be traced left as calls."""
+    leaves = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
+    options = {"tracer_kwargs": {**leaves, "param_shapes_constant": True}, "suppress_diff_warning": True}
+    _, nodes = get_graph_node_names(model, **options)
+    traced = create_feature_extractor(model, nodes[-1:], **options)
+    torch.testing.assert_close(*traced.eval()(image).values(), expected)
+
+
 def check_timm(name, settings, size, num_features):
-    """The API of timm's models, gradients for every weight, checkpointing."""
+    """The API of timm's models, gradients for every weight, tracing, checkpointing."""
     image = torch.randn(2, 3, *size)
     model = timm.create_model(name, num_classes=5, drop_path_rate=0.1, **settings)
     model(image).square().mean().backward()
@@ -51,6 +62,7 @@ def check_timm(name, settings, size, num_features):
     assert logits.shape == (2, 5) and model.forward_head(features, pre_logits=True).shape == (2, num_features)
     assert model.num_features == model.head_hidden_size == num_features
     assert "cls_token" in model.no_weight_decay()
+    check_traced(model, image, logits)
     model.set_grad_checkpointing()
     torch.testing.assert_close(model(image), logits)
     model.reset_classifier(3)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_cli import sot
@@ -140,6 +141,14 @@ def test_a_run_tells_what_was_chosen_and_a_line_an_epoch(photos, stand_ins, tmp_
     assert all(line.endswith(" left") for line in lines)
     card = (out / "README.md").read_text()
     assert "was kept, the best by macro_f1 on the validation set" in card
+
+
+def test_a_warmup_longer_than_half_the_run_is_shortened_aloud(photos, stand_ins, tmp_path):
+    out, few = tmp_path / "run", ["--set", "min_steps=0", "--set", "epochs=1", "--logger", "none"]
+    result = sot("train", "--model", stand_ins["vit_small_patch16_224"], "--data", photos, "--out", out, *few)
+    assert result.returncode == 0, result.stderr
+    assert "Warm-up shortened to 0.1 of 1 epoch: recipe finetune has 1 of 10.\n" in result.stderr
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["warmup_epochs"] == pytest.approx(0.1)
 
 
 def test_a_long_epoch_is_told_of_after_a_minute_and_every_ten(monkeypatch):
@@ -536,6 +545,10 @@ def test_mistakes_in_arguments_are_told_before_torch_is_loaded(photos, table, tm
         ([*image, "--data", "nowhere", *out], "unknown data 'nowhere'"),
         ([*image, "--data", photos, *out, "--set", "lr=0"], "lr must be above 0"),
         ([*image, "--data", photos, *out, "--set", "epochs=x"], "epochs must be a whole number"),
+        (
+            [*image, "--data", photos, *out, "--set", "warmup_epochs=11"],
+            "warmup_epochs must be at most epochs (10)",
+        ),
         ([*image, "--data", photos, *out, "--recipe", "none.yaml"], "no such recipe file"),
         ([*image, "--data", photos, "--out", tmp_path / "used"], "exists: continue it with --resume"),
         ([*image, "--data", photos, "--out", table / "x"], "--out must be a folder"),

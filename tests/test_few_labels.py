@@ -30,6 +30,11 @@ def test_the_summary_is_that_of_all_sets():
     assert files == set(TABLES["names"]()) and len(files) >= 3, "each has a title"
 
 
+def test_setfit_stands_beside_it():
+    table = TABLES["setfit_table"]()
+    assert table in PAGE.read_text() and all(name in table for name in ("setfit", "contrastive", "SetFit's backbone"))
+
+
 def test_leads_are_paired_by_draws_and_combined_over_sets():
     scores = {"sot": [0.5, 0.7, 0.9], "gap": [0.4, 0.6, 0.8], "class": [0.6, 0.6, 0.6], "attn": [0.5, 0.6]}
     found = {(head, 8): {"scores": each} for head, each in scores.items()}
@@ -51,7 +56,8 @@ def test_a_set_has_heads_of_several_runs(tmp_path, monkeypatch):
     }
     for name, heads in runs.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({"heads": heads}))
-    monkeypatch.setitem(TABLES["read"].__globals__, "HERE", tmp_path)
+    for name, place in {"HERE": tmp_path, "SETFIT": tmp_path / "setfit.jsonl"}.items():
+        monkeypatch.setitem(TABLES["read"].__globals__, name, place)
     *_, ours, attn = TABLES["set_table"]("rte").splitlines()
     assert ours.startswith("| sot | 60.0 ± ") and ours.endswith(" | 80.0 ± 0.0 | 0.50 |")
     assert attn.startswith("| attn |  | 70.0 ± ")

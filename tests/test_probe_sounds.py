@@ -12,10 +12,11 @@ from sot.cli.main import app
 from sot.data.sound_sets import TONES, tones
 from sot.models.folder import load_model
 from sot.probe import FrozenBackbone, cache_features, open_backbone, read_sounds
+from sot.probe.budget import Budget
 from sot.probe.choice import draw_folds
 from sot.probe.contest import rotated
 from sot.probe.features import Features
-from sot.probe.fitting import Budget, Target, choose_settings
+from sot.probe.fitting import Target, choose_settings
 from sot.probe.heads import token_statistics
 from sot.probe.names import HEADS
 

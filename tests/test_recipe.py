@@ -5,7 +5,8 @@ import yaml
 
 from sot.cli.options import parse_head
 from sot.core.head import HeadConfig
-from sot.training.recipe import Recipe, load_recipe, recipe_names
+from sot.training.recipe import Recipe, load_recipe, parse_setting, recipe_names
+from sot.training.search import settle
 
 # tables S-2 and S-3, typed from the paper
 IMAGE = {  # batch size, base LR, weight decay, MGCrP dropout, (m, n)
@@ -61,6 +62,31 @@ def test_settings_change_a_recipe_and_reach_into_its_head():
     recipe = load_recipe("sot_tiny").changed(["lr=5e-4", "epochs=3", "head.dropout=0.2", "rand_augment=null"])
     assert (recipe.lr, recipe.epochs, recipe.head["dropout"], recipe.rand_augment) == (5e-4, 3, 0.2, None)
     assert recipe.with_head({"fusion": "class"}).head["fusion"] == "class"
+
+
+@pytest.mark.parametrize(
+    "settings, warmup",
+    [
+        (["epochs=2"], 0.1),  # five of a hundred
+        (["epochs=9"], 0.45),
+        (["epochs=10"], 5),  # half of the run: as the recipe has it
+        (["epochs=200"], 5),
+        (["lr=1e-3"], 5),
+        (["epochs=2", "warmup_epochs=2"], 2),
+    ],
+)
+def test_fewer_epochs_leave_a_warmup_its_share(settings, warmup):
+    recipe = load_recipe("scratch").changed(settings)
+    assert recipe.warmup_epochs == pytest.approx(warmup)
+    assert recipe.changed(["seed=1"]).warmup_epochs == recipe.warmup_epochs
+    values = dict(map(parse_setting, settings))
+    assert settle((load_recipe("scratch"), None), values)[0].warmup_epochs == recipe.warmup_epochs
+
+
+def test_a_warmup_that_is_set_is_not_shortened_but_refused():
+    for settings in (["epochs=2", "warmup_epochs=5"], ["warmup_epochs=101"]):
+        with pytest.raises(ValueError, match=r"warmup_epochs must be at most epochs \(\d+\), got"):
+            load_recipe("scratch").changed(settings)
 
 
 def norm_of(head):
@@ -153,6 +179,7 @@ def test_a_users_file(tmp_path):
         ({"rand_augment": "foo"}, "as timm writes it, such as rand-m9-mstd0.5-inc1, got 'foo'"),
         ({"cooldown_epochs": -1}, "cooldown_epochs must be at least 0, got -1"),
         ({"warmup_epochs": -1}, "warmup_epochs must be at least 0, got -1"),
+        ({"epochs": 2, "warmup_epochs": 2.5}, r"warmup_epochs must be at most epochs \(2\), got 2.5"),
         ({"mixup": -1}, "mixup must be at least 0, got -1"),
         ({"lr": "nan"}, "lr must be at least 0, got nan"),
         ({"img_size": 0}, "img_size must be at least 1, got 0"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -212,17 +213,25 @@ def test_heads_fitted_anew_are_in_the_page():
 
 
 def test_few_fine_tuned_labels_are_in_the_page():
-    for line in (FOLDER / "few-tuned" / "rows.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        name = {"class": "class token", "paper": "paper's head", "default": "default head"}[row["head"]]
-        cells = f"| {name} | {row['lr']:.0e} | {100 * row['scores']['eval_accuracy']:.1f} |".replace("e-0", "e-")
-        assert cells in page("results-texts.md")
+    text = page("results-texts.md")
+    tables = runpy.run_path(str(FOLDER / "few-tuned" / "tables.py"))
+    assert tables["table"]() in text and "gain" in tables["table"]()
+    for row in map(json.loads, tables["ROWS"].read_text().splitlines()):
+        if row["on"] == "held":
+            name = {"class": "class token", "paper": "paper's head", "default": "default head"}[row["head"]]
+            cells = f"| {name} | {row['lr']:.0e} | {100 * row['scores']['eval_accuracy']:.1f} |".replace("e-0", "e-")
+            assert cells in text
+
+
+@pytest.mark.parametrize("script", sorted(FOLDER.glob("*/*.py")), ids=lambda script: script.stem)
+def test_scripts_beside_the_results_find_what_they_import(script):
+    assert runpy.run_path(str(script), run_name="imported")["__doc__"]
 
 
 def test_summaries_repeat_the_tables():
     tables = "".join(map(page, {*PAGES.values(), "results-probes.md", "audio.md"})).replace("**", "")
     readme = page("../README.md")
-    figures = re.findall(r"-?\d+\.\d+ ± \d+\.\d+", page("results.md") + readme[readme.index("Evidence is in") :])
+    figures = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", page("results.md") + readme[readme.index("Evidence is in") :])
     assert len(figures) > 30
     assert [figure for figure in figures if f"| {figure} " not in tables] == []
 

@@ -43,7 +43,7 @@ def change_words(words: str | int | None) -> None:
 
     def tokens(self: Any, input_ids: Any = None, attention_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
         found = own_tokens(self, input_ids, attention_mask, **{**kwargs, "output_hidden_states": True})
-        states = torch.stack(found.outputs.hidden_states)
+        states, found.outputs.hidden_states = torch.stack(found.outputs.hidden_states), None  # not among the logits
         mixed = torch.einsum("l,lbtd->btd", self.classifier.mix.softmax(0), states) if words == "mix" else states[words]
         found.word_tokens = split_text(mixed, None, attention_mask, self.config.class_position).word_tokens
         return found

@@ -1,6 +1,7 @@
 """Write the tables of docs/few-labels.md anew from the JSON files beside this script: `python tables.py`.
 
 NAME.json is a run of `sot probe` on one set. NAME-OTHER.json adds heads that were run by themselves on the same draws.
+setfit.jsonl is what setfit_peer.py has written.
 """
 
 import json
@@ -13,6 +14,7 @@ from sot.evaluation.metrics import interval
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "few-labels.md"
+SETFIT = HERE / "setfit.jsonl"
 TITLES = {
     **{"sst2": "SST-2", "sick": "SICK", "mrpc": "MRPC, F1", "cola": "CoLA, MCC", "rte": "RTE"},
     **{"imagenette": "Imagenette", "cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"},
@@ -84,10 +86,28 @@ def mean_lead(leads):
     return f"**{cell}**" if abs(mean) > half else cell
 
 
+def setfit_table():
+    """Accuracy and CPU seconds of SetFit and of sot.Classifier on the same draws, and its gain over SetFit."""
+    found = {}
+    for row in map(json.loads, SETFIT.read_text().splitlines()):
+        for kind, each in row["found"].items():
+            found.setdefault(kind, {})[row["draw"]] = each
+    rows = []
+    for kind, draws in found.items():
+        right, cpu = ([draws[draw][key] for draw in sorted(draws)] for key in ("accuracy", "cpu"))
+        gains = [100 * (each["accuracy"] - found["setfit"][draw]["accuracy"]) for draw, each in draws.items()]
+        gain = "" if kind == "setfit" else f"{statistics.mean(gains):+.1f} ± {interval(gains):.1f}"
+        rows.append([kind, score(right), gain, f"{statistics.median(cpu):.0f}"])
+    return lines(["SST-2, 8 labels a class, 5 draws", "accuracy, %", "gain over SetFit", "CPU s"], rows)
+
+
 def written(page):
     """The page with each table in the place of the one that starts like it; a new set comes last, with its picture."""
     blocks = page.rstrip().split("\n\n")
-    for name, table in [(None, summary()), *((name, set_table(name)) for name in names())]:
+    tables = [(None, summary()), *((name, set_table(name)) for name in names())]
+    if SETFIT.is_file():
+        tables.append((None, setfit_table()))
+    for name, table in tables:
         start = table[: table.index("|", 1) + 1]
         places = [place for place, block in enumerate(blocks) if block.startswith(start)]
         if places:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import sot.core.normalizers as normalizers
 import sot.evaluation.evaluate as evaluate
-import sot.training.augmentation as augmentation
+import sot.training.image_model as image_model
 from sot.cli.main import main
 from sot.ops.svpn.torch import decompose_by_gram, pull_back
 
@@ -85,7 +85,7 @@ def change(name: str) -> None:
         normalizers.NORMS["svpn"] = lambda settings: UnitNorm(settings.exponent)
     if name.endswith("-blur"):
         blurred = functools.partial(timm.data.create_transform, gaussian_blur_prob=BLUR)
-        augmentation.timm.data.create_transform = blurred
+        image_model.timm.data.create_transform = blurred
 
 
 def record(file: Path) -> None:

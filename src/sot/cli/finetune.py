@@ -26,6 +26,7 @@ def finetune(
     check_text_model(model)
     texts.check(run.folds)
     chosen, head = run.recipe_and_head(recipe, model, "text")
+    run.say_of_warmup(recipe, chosen)
     table, name = texts.read()
     from sot.training.run_folder import full_name
     from sot.training.train_texts import fine_tune

@@ -107,12 +107,8 @@ class FitOptions:
         of_training(help="Folds of five that choose settings. Default: 5, from 2,000 samples on 1.", min=1, max=5),
     ] = None
 
-    def check(self) -> None:
-        """Refuse what is no list of numbers."""
-        _labels(self.labels), _numbers("--rates", self.rates), _numbers("--decays", self.decays)
-
     def read(self) -> dict[str, Any]:
-        """As `compare_heads` takes them."""
+        """As `compare_heads` takes them; what is no list of numbers is refused, before torch is loaded."""
         from sot.probe import Budget
 
         labels, rates, decays = _labels(self.labels), _numbers("--rates", self.rates), _numbers("--decays", self.decays)
@@ -144,13 +140,12 @@ def probe(
 
     names = [name.strip() for name in heads.split(",") if name.strip()]
     probing.check_names(names)
-    fit.check()
+    options = fit.read()
     check_weights(weights)
     samples.check(data)
     from sot.bench.timing import thread_count
     from sot.models.folder import show_bars_on_terminals_only
 
-    options = fit.read()
     show_bars_on_terminals_only()
     backbone = probing.FrozenBackbone(model, pretrained, weights, img_size, depth)
     with thread_count(threads):

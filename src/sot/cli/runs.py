@@ -28,7 +28,7 @@ from sot.cli.options import (
     print_table,
     read_recipe,
 )
-from sot.files import rich_table, visible
+from sot.files import counted, rich_table, visible
 
 if TYPE_CHECKING:
     from sot.core.head_config import HeadConfig
@@ -41,12 +41,14 @@ def check_weights(weights: Path | None) -> None:
         raise ValueError(f"--weights: no such file: {weights}")
 
 
-def likely_recipe(data: str) -> str:
+def likely_recipe(model: str, data: str, weights: bool = False) -> str:
     """The recipe that images get where none is named, as far as that is known without loading timm.
 
-    A model without weights takes `scratch` instead, which has the same keys and head as `finetune`.
+    A timm model without weights takes `scratch` instead, which has the same keys and head as `finetune`.
     """
-    return "digits" if data == "digits" else "finetune"
+    if data == "digits":
+        return data
+    return "scratch" if model.startswith("sot_") and not weights and not Path(model).is_dir() else "finetune"
 
 
 def say(line: str) -> None:
@@ -109,6 +111,18 @@ class RunOptions:
         if self.head is None and is_trained(model):
             head = HeadConfig.from_saved(folder_config(Path(model))["head"])
         return recipe, head
+
+    def say_of_warmup(self, name: str, recipe: Recipe) -> None:
+        """Tell that fewer epochs have shortened the warm-up of the recipe of this name."""
+        from sot.training.recipe import load_recipe
+
+        own = load_recipe(name)
+        if recipe.epochs < own.epochs and recipe.warmup_epochs < own.warmup_epochs and not self._sets("warmup_epochs"):
+            share = f"{recipe.warmup_epochs:g} of {counted(recipe.epochs, 'epochs')}"
+            say(f"Warm-up shortened to {share}: recipe {name} has {own.warmup_epochs:g} of {own.epochs}.")
+
+    def _sets(self, name: str) -> bool:
+        return any(setting.partition("=")[0].strip() == name for setting in self.settings or [])
 
     def carry_out(
         self, train: Callable[..., dict[str, float]], recipe: Recipe, identity: dict[str, Any], title: str, chosen: str

@@ -64,11 +64,13 @@ def train(
         check_pictures(data)
     recipe = recipe or ("sounds" if sounds else None)
     task = "audio" if sounds else "image"
-    run.recipe_and_head(recipe or likely_recipe(data), model, task)  # refuses mistakes before torch is loaded
+    given = run.weights is not None
+    run.recipe_and_head(recipe or likely_recipe(model, data, given), model, task)  # refuses mistakes without torch
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
-    name, why, has_weights = _chosen(model, data, recipe, run.weights is not None)
+    name, why, has_weights = _chosen(model, data, recipe, given)
     own = [] if sounds else _own_size(model, name)
     chosen, head = run.recipe_and_head(name, model, task, own)
+    run.say_of_warmup(name, chosen)
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
     from sot.training.train_sounds import SOUNDS

@@ -115,7 +115,7 @@ def tune(
     """
     report_to = check_log(log)
     texts = _reads_texts(given)
-    likely = (recipe or ("text" if texts else likely_recipe(str(given.data))), settings, head)
+    likely = (recipe or ("text" if texts else likely_recipe(model, str(given.data))), settings, head)
     _check(likely, search, (out, resume, overwrite, dry_run))
     if texts:
         refuse(f"recipe {likely[0]} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from sot.lazy import lazily
 
 if TYPE_CHECKING:
+    from sot.probe.budget import Budget as Budget
     from sot.probe.cache import cache_features as cache_features
     from sot.probe.compare import compare_heads as compare_heads
     from sot.probe.features import Features as Features
-    from sot.probe.fitting import Budget as Budget
     from sot.probe.frozen import Data as Data
     from sot.probe.frozen import FrozenBackbone as FrozenBackbone
     from sot.probe.frozen import open_backbone as open_backbone
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sot.probe.outcome import ProbeComparison as ProbeComparison
 
 _HOMES = {
-    **{"Budget": "fitting", "Features": "features", "ProbeComparison": "outcome"},
+    **{"Budget": "budget", "Features": "features", "ProbeComparison": "outcome"},
     **{"cache_features": "cache", "choose_heads": "heads", "compare_heads": "compare"},
     **dict.fromkeys(("HEADS", "check_names"), "names"),
     **dict.fromkeys(("Data", "FrozenBackbone", "open_backbone", "with_head"), "frozen"),

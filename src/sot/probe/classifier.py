@@ -23,8 +23,9 @@ from sot.evaluation.predict import probabilities
 from sot.lines import bars, with_lines
 from sot.models.equip import Equipped
 from sot.probe.adapt import ADAPTATIONS, Adaptation, advice, contrast, train_all
+from sot.probe.budget import Budget
 from sot.probe.features import Array, Features
-from sot.probe.fitting import Budget, Target, choose_settings, train_head
+from sot.probe.fitting import Target, choose_settings, train_head
 from sot.probe.frozen import FrozenBackbone, open_backbone, save_model, with_head
 from sot.probe.heads import choose_heads, standardising_head, token_statistics
 from sot.probe.inputs import as_items, read_inputs

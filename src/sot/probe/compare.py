@@ -9,11 +9,11 @@ import numpy as np
 
 from sot.errors import SettingError
 from sot.models.equip import Equipped
+from sot.probe.budget import Budget
 from sot.probe.cache import Progress, cache_features, silent
 from sot.probe.choice import draw_folds
 from sot.probe.contest import Contest, over_folds, rotated
 from sot.probe.features import Features
-from sot.probe.fitting import Budget
 from sot.probe.frozen import Data, save_model, with_head
 from sot.probe.heads import choose_heads
 from sot.probe.journal import Journal

@@ -15,10 +15,10 @@ from sklearn.preprocessing import normalize
 from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
+from sot.probe.budget import Budget
 from sot.probe.cache import Progress, silent
 from sot.probe.features import Array, Features, clock
 from sot.probe.fitting import (
-    Budget,
     Choice,
     Seconds,
     Target,

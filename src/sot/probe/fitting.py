@@ -13,28 +13,13 @@ from torch import Tensor, nn
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.evaluation.metrics import text_scores
+from sot.probe.budget import Budget
 from sot.probe.choice import FOLDS, draw_folds, held_out_means, within_one_error
 from sot.probe.features import Array, Batch, Features, clock
 from sot.probe.heads import norm_taken_out, read_for, standardising_head
 
 BATCHES_SORTED = 16  # batches whose samples are sorted by length together
 Seconds = tuple[float, float]  # by `clock`, of a whole training and of its median epoch
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What every head is given: the same epochs, batches and choices."""
-
-    epochs: int = 10
-    least_steps: int = 50  # of a training: few samples are gone over more often
-    batch_size: int = 64
-    learning_rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
-    weight_decays: tuple[float, ...] = (0.01, 0.3)
-    search_folds: int | None = None  # of five that settings are chosen by; None is all, or one of many samples
-
-    def epochs_of(self, samples: int) -> int:
-        """How often so many samples are gone over."""
-        return max(self.epochs, -(-self.least_steps // -(-samples // self.batch_size)))
 
 
 @dataclass(frozen=True)

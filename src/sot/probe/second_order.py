@@ -12,10 +12,11 @@ from torch import Tensor
 
 from sot.core.head import HeadConfig, SecondOrderHead
 from sot.core.pooling import CovariancePool
+from sot.probe.budget import Budget
 from sot.probe.choice import FEW, Chosen, choose, draw_folds, hits, standard_error
 from sot.probe.convex import Blocks, losses, solve
 from sot.probe.features import Array, Features
-from sot.probe.fitting import Budget, Target, head_outputs, train_head
+from sot.probe.fitting import Target, head_outputs, train_head
 from sot.probe.heads import representations, standardising_head, token_statistics
 
 WIDTH, EXPONENT = 48, 0.25

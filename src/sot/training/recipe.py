@@ -128,21 +128,34 @@ class Recipe:
 
         With `fit_head`, settings without effect on its head are left out instead of refused.
         """
-        values, head = asdict(self), dict[str, Any]()
+        values, head = dict[str, Any](), dict[str, Any]()
         for setting in settings:
             name, value = parse_setting(setting)
             if name.startswith("head."):
                 head[name.removeprefix("head.")] = value
             elif name.startswith("model_args."):
-                values["model_args"] = {**values["model_args"], name.removeprefix("model_args."): value}
+                before = values.get("model_args", self.model_args)
+                values["model_args"] = {**before, name.removeprefix("model_args."): value}
             else:
                 values[name] = value
-        if values["task"] != self.task:
+        if values.get("task", self.task) != self.task:
             raise ValueError(f"this recipe is for task {self.task}, got task={values['task']}: choose another recipe")
         if head:
-            merged = merge_head(_convert("head", values["head"], dict), head)
+            merged = merge_head(_convert("head", values.get("head", self.head), dict), head)
             values["head"] = applicable(merged) if fit_head else merged
-        return Recipe.from_dict(values)
+        return self.with_values(values)
+
+    def with_values(self, values: Mapping[str, Any]) -> Recipe:
+        """The recipe with some values replaced.
+
+        Fewer epochs leave the warm-up its share of them, where it would be more than half and is not set itself.
+        """
+        replaced = {**asdict(self), **values}
+        if "epochs" in values and "warmup_epochs" not in values:
+            epochs = _convert("epochs", values["epochs"], int)
+            if 2 * self.warmup_epochs > epochs < self.epochs:
+                replaced["warmup_epochs"] = self.warmup_epochs * epochs / self.epochs
+        return Recipe.from_dict(replaced)
 
     def with_head(self, settings: Mapping[str, Any]) -> Recipe:
         """The recipe with settings of its head changed; see `merge_head`."""
@@ -184,12 +197,18 @@ def _check_numbers(recipe: Recipe) -> None:
     for name in SHARES:
         if not 0 <= getattr(recipe, name) <= 1:
             raise ValueError(f"{name} must be between 0 and 1, got {getattr(recipe, name)}")
-    if not 0 <= recipe.min_lr <= recipe.lr or recipe.lr == 0:
-        raise ValueError(f"lr must be above 0, min_lr must be between 0 and lr, got {recipe.lr} and {recipe.min_lr}")
+    _check_rate(recipe)
     if not all(0 <= beta < 1 for beta in recipe.betas):
         raise ValueError(f"betas must be at least 0 and below 1, got {list(recipe.betas)}")
     if not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
         raise ValueError(f"scale must be the smallest and the largest share of a crop, got {list(recipe.scale)}")
+
+
+def _check_rate(recipe: Recipe) -> None:
+    if recipe.warmup_epochs > recipe.epochs:
+        raise ValueError(f"warmup_epochs must be at most epochs ({recipe.epochs}), got {recipe.warmup_epochs:g}")
+    if not 0 <= recipe.min_lr <= recipe.lr or recipe.lr == 0:
+        raise ValueError(f"lr must be above 0, min_lr must be between 0 and lr, got {recipe.lr} and {recipe.min_lr}")
 
 
 def _check_augmentation(name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from sot.errors import SettingError
@@ -121,8 +121,7 @@ def settle(trained: Trained, values: Mapping[str, Any]) -> Trained:
         head = (head or HeadConfig(fusion="class")).changed(changes)
     settings = {"fusion": "class"} if head is None else head.to_dict()
     named = {name: value for name, value in settings.items() if value is not None}
-    changed = Recipe.from_dict({**asdict(recipe), **own, "head": named})
-    return replace(changed, grid={}), head
+    return replace(recipe.with_values({**own, "head": named}), grid={}), head
 
 
 def size(space: Space) -> int | None:

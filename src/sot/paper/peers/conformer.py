@@ -4,6 +4,7 @@ Both branches classify: their logits are added. Parameter names and shapes are t
 """
 
 # Annotations stay objects here: torch.fx writes them into the code it makes.
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +24,19 @@ __all__ = ["Conformer"]
 DEPTH = 12
 STAGE_ENDS = {4: 4, 8: 8, DEPTH - 1: 16, DEPTH: 32}  # layers, and the strides of their maps
 STEM_WIDTH = 64
+
+
+def stage_of(layer: int) -> int:
+    """Which of three stages of four layers a layer is in, counted from 0; layers are counted from 1."""
+    return (layer - 1) // 4
+
+
+def stage_maps(widths: list[int]) -> list[dict[str, Any]]:
+    """What timm wants to know of the maps that are features: `widths` are the channels of the stages."""
+    return [
+        {"module": f"conv_trans_{end}", "num_chs": widths[stage_of(end)], "reduction": reduction}
+        for end, reduction in STAGE_ENDS.items()
+    ]
 
 
 class Conformer(StagedBackbone):
@@ -64,16 +78,12 @@ class Conformer(StagedBackbone):
         self.map_dim = widths[-1]
         self.num_features = self.head_hidden_size = embed_dim + self.map_dim
         self.num_prefix_tokens = 1
+        self.feature_info = stage_maps(widths)
+
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         self.trans_norm: nn.Module = LayerNorm(embed_dim, eps=1e-5)
         self.trans_cls_head: nn.Module = nn.Identity()
         self.conv_cls_head: nn.Module = nn.Identity()
-
-        self.conv1: Any = nn.Conv2d(in_chans, STEM_WIDTH, 7, 2, 3, bias=False)
-        self.bn1: nn.Module = nn.BatchNorm2d(STEM_WIDTH)
-        self.act1: nn.Module = nn.ReLU(inplace=True)
-        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
-
         transformer = partial(
             Block,
             embed_dim,
@@ -85,32 +95,37 @@ class Conformer(StagedBackbone):
             norm_layer=LayerNorm,
         )
         drop_paths = calculate_drop_path_rates(drop_path_rate, DEPTH)
-        self.conv_1 = Bottleneck(STEM_WIDTH, widths[0], project=True)
-        self.trans_patch_conv = nn.Conv2d(STEM_WIDTH, embed_dim, 4, 4)
-        self.trans_1 = transformer(drop_path=drop_paths[0])
-        channels = widths[0]
-        for layer in range(2, DEPTH + 1):
-            stage = (layer - 1) // 4  # four layers each at strides 4, 8 and 16
-            stride = 2 if stage > 0 and layer % 4 == 1 else 1
-            block = CoupledBlock(
-                channels,
-                widths[stage],
-                token_stride=4 >> stage,
-                stride=stride,
-                is_last=layer == DEPTH,
-                transformer=transformer(drop_path=drop_paths[layer - 1]),
-                dim=embed_dim,
-            )
-            setattr(self, f"conv_trans_{layer}", block)
-            channels = widths[stage]
-        self.feature_info = [
-            {"module": f"conv_trans_{end}", "num_chs": widths[(end - 1) // 4], "reduction": reduction}
-            for end, reduction in STAGE_ENDS.items()
-        ]
+        self._add_stem(in_chans)
+        self._add_layers(widths, (transformer(drop_path=rate) for rate in drop_paths))
         self.head_drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes)
         self.init_weights()
         self.to(device=device, dtype=dtype)
+
+    def _add_stem(self, in_chans: int) -> None:
+        """That of a ResNet, to a map at stride 4 which both branches start from."""
+        self.conv1: Any = nn.Conv2d(in_chans, STEM_WIDTH, 7, 2, 3, bias=False)
+        self.bn1: nn.Module = nn.BatchNorm2d(STEM_WIDTH)
+        self.act1: nn.Module = nn.ReLU(inplace=True)
+        self.maxpool: nn.Module = nn.MaxPool2d(3, 2, 1)
+
+    def _add_layers(self, widths: list[int], transformers: Iterator[Block]) -> None:
+        """The first layer, whose branches are apart, and the coupled ones: stages of four at strides 4, 8 and 16."""
+        self.conv_1 = Bottleneck(STEM_WIDTH, widths[0], project=True)
+        self.trans_patch_conv = nn.Conv2d(STEM_WIDTH, self.embed_dim, 4, 4)
+        self.trans_1 = next(transformers)
+        for layer, transformer in enumerate(transformers, start=2):
+            stage, before = stage_of(layer), stage_of(layer - 1)
+            block = CoupledBlock(
+                widths[before],
+                widths[stage],
+                token_stride=4 >> stage,
+                stride=1 if stage == before else 2,
+                is_last=layer == DEPTH,
+                transformer=transformer,
+                dim=self.embed_dim,
+            )
+            setattr(self, f"conv_trans_{layer}", block)
 
     def init_weights(self) -> None:
         """Truncated normal of std 0.02 for linear layers and class token, He's for convolutions."""

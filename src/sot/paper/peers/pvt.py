@@ -15,13 +15,12 @@ from timm.layers import (
     PatchEmbed,
     calculate_drop_path_rates,
     global_pool_nlc,
-    register_notrace_function,
     to_2tuple,
 )
 from timm.models import generate_default_cfgs, named_apply
 from timm.models.pvt_v2 import Attention
 from timm.models.vision_transformer import init_weights_vit_timm
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from sot.models.embedding.token_embed import embedding_like
 from sot.models.variants import image_cfg, register_variants
@@ -182,13 +181,15 @@ def to_map(tokens: Tensor, grid: list[int]) -> Tensor:
     return tokens.reshape(tokens.shape[0], grid[0], grid[1], tokens.shape[2]).permute(0, 3, 1, 2).contiguous()
 
 
-@register_notrace_function
 def fit_positions(positions: Tensor, made_for: tuple[int, int], grid: list[int]) -> Tensor:
     """Positions `(1, rows · columns, dim)` interpolated to another grid, bilinearly as the authors do."""
     if made_for[0] == grid[0] and made_for[1] == grid[1]:
         return positions
     table = to_map(positions, [made_for[0], made_for[1]])
     return F.interpolate(table, size=(grid[0], grid[1]), mode="bilinear").flatten(2).transpose(1, 2)
+
+
+fx.wrap("fit_positions")  # not timm's register_notrace_function: of a forward in another file it reaches nothing here
 
 
 def resize_positions(state: dict[str, Any], model: PyramidVisionTransformer) -> dict[str, Any]:
