@@ -145,20 +145,35 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(pictures, finished, t
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
 
 
+def on_a_full_disk(*command):
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
+    limited = f"{limit}; from sot.cli.main import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", limited, *map(str, command)], capture_output=True, text=True, timeout=300
+    )
+
+
 def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(pictures, finished, tmp_path):
     out = tmp_path / "full"
     subprocess.run(["cp", "-r", str(finished), str(out)], check=True)
     subprocess.run(["rm", "-r", str(out / "checkpoint-6"), str(out / "model.safetensors")], check=True)
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
-    limited = f"{limit}; from sot.cli.main import main; main()"
-    command = [sys.executable, "-c", limited, *map(str, arguments(pictures, out, "--resume"))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    result = on_a_full_disk(*arguments(pictures, out, "--resume"))
     assert "Could not write checkpoint-6" in result.stderr and "the last checkpoint is" in result.stderr
     assert result.returncode == 2 and "Traceback" not in result.stderr  # the model itself does not fit either
     assert last_whole_checkpoint(out) == out / "checkpoint-3"
     assert sot(*arguments(pictures, out, "--resume")).returncode == 0
     expected, actual = load_file(finished / "model.safetensors"), load_file(out / "model.safetensors")
     assert all(torch.equal(actual[name], value) for name, value in expected.items())
+
+
+def test_a_full_disk_leaves_no_part_of_the_best_epoch(pictures, tmp_path):
+    command = arguments(pictures, out := tmp_path / "full", "--metric", "loss")
+    assert sot(*command).returncode == 0
+    for gone in (out / "checkpoint-6", out / "model.safetensors"):
+        subprocess.run(["rm", "-r", str(gone)], check=True)
+    result = on_a_full_disk(*command, "--resume")
+    assert result.returncode == 2 and f"cannot write {out / 'unfinished' / 'best'}" in result.stderr
+    assert (out / "checkpoint-3").is_dir() and not (out / "unfinished").exists()
 
 
 def test_nan_loss_stops_with_step_rate_and_checkpoint(pictures, tmp_path):

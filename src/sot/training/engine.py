@@ -178,11 +178,14 @@ class SoTTrainer(Trainer):
     def _keep_best(self) -> None:
         """Put the model as it was evaluated beside the checkpoints, whole or not at all."""
         out = Path(self.args.output_dir)
-        self.save_best(out / UNFINISHED / BEST)
-        if self.is_world_process_zero():
-            (out / UNFINISHED / BEST / CLASSES_FILE).write_text(json.dumps(self.by_class, indent=1))
-            finish_checkpoint(out / UNFINISHED / BEST, out / BEST)
-            shutil.rmtree(out / UNFINISHED)
+        try:
+            self.save_best(out / UNFINISHED / BEST)
+            if self.is_world_process_zero():
+                (out / UNFINISHED / BEST / CLASSES_FILE).write_text(json.dumps(self.by_class, indent=1))
+                finish_checkpoint(out / UNFINISHED / BEST, out / BEST)
+        finally:
+            if self.is_world_process_zero():
+                shutil.rmtree(out / UNFINISHED, ignore_errors=True)
         self.accelerator.wait_for_everyone()
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
