@@ -248,8 +248,10 @@ def test_fit_says_what_it_does_unless_it_is_to_be_quiet(bert, capfd, monkeypatch
     shared_backbone.cache_clear()  # the weights are loaded, of which transformers shows a bar
     classifier(bert, cache=None).fit(found, draw).save(tmp_path / "quiet")
     assert capfd.readouterr() == ("", "")
+    shared_backbone.cache_clear()
     sot.Classifier(bert, cache=None).fit(found, draw)
     said = capfd.readouterr().err
+    assert "Loading weights" not in said, "a bar moves on terminals only"
     assert "Computing tokens: 1 batch." in said and "Fitting the head on 30 samples." in said
     assert "when held out" in said and 'adapt="contrastive" is likely to pay' in said
     assert "left" not in said, "that was quick"

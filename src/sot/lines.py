@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,11 @@ def with_lines(
 
 @contextmanager
 def bars(are_shown: bool) -> Iterator[None]:
-    """Whether transformers shows its own, as of loading weights; as before afterwards."""
+    """Whether transformers shows its own on a terminal, as of loading weights; as before afterwards."""
     from transformers.utils import logging
 
     were_shown = logging.is_progress_bar_enabled()
-    if not are_shown:
+    if not (are_shown and sys.stderr.isatty()):
         logging.disable_progress_bar()
     try:
         yield
