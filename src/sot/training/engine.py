@@ -18,7 +18,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
+from sot.data.images import make_seed
 from sot.evaluation.multi_label import class_scores
 from sot.files import counted, weights_of, writing
 from sot.models.accelerate import accelerate
@@ -96,6 +98,19 @@ class KeepAverage(TrainerCallback):
         self.trainer.average.update(kwargs["model"])
 
 
+class ByLength(LengthGroupedSampler):
+    """Texts of like length together, in an order of seed and epoch: a run resumed within an epoch finds it again."""
+
+    def __init__(self, sampler: LengthGroupedSampler, trainer: SoTTrainer) -> None:
+        super().__init__(sampler.batch_size, lengths=sampler.lengths, generator=torch.Generator())
+        self.trainer = trainer
+
+    def __iter__(self) -> Iterator[int]:
+        epoch = int((self.trainer.state.epoch or 0) + 1e-6)  # of its last step, which rounding may leave below
+        self.generator.manual_seed(make_seed(self.trainer.recipe.seed, epoch))
+        return super().__iter__()
+
+
 class SoTTrainer(Trainer):
     """Trainer for one recipe; it accelerates the model before anything wraps it."""
 
@@ -114,6 +129,10 @@ class SoTTrainer(Trainer):
         self.add_callback(KeepLoss(self))
         if recipe.ema > 0:
             self.add_callback(KeepAverage(self))
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        sampler = super()._get_train_sampler(*args)
+        return ByLength(sampler, self) if isinstance(sampler, LengthGroupedSampler) else sampler
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW over the recipe's groups."""

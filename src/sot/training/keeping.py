@@ -34,12 +34,15 @@ def evaluations(history: Sequence[Row], metric: str) -> list[Row]:
 
 
 def best_of(rows: Sequence[Row], metric: str) -> int:
-    """Number of the first evaluation that none is better than; one that is no number is worst."""
-    sign = -1 if metric in SMALLER_IS_BETTER else 1
+    """Number of the first evaluation that none is better than: by its score, and of equal ones by its loss.
 
-    def goodness(number: int) -> float:
-        value = sign * float(rows[number][f"eval_{metric}"])
-        return -math.inf if math.isnan(value) else value
+    Few samples tie soon: all of five may be right in the first epoch. What is no number is worst.
+    """
+    signs = {metric: -1.0 if metric in SMALLER_IS_BETTER else 1.0, "loss": -1.0}
+
+    def goodness(number: int) -> list[float]:
+        values = [sign * float(rows[number].get(f"eval_{name}", math.nan)) for name, sign in signs.items()]
+        return [-math.inf if math.isnan(value) else value for value in values]
 
     return max(range(len(rows)), key=goodness)
 
