@@ -132,6 +132,8 @@ def test_the_file_of_figures_is_no_picture(place, tmp_path):
     (tmp_path / "out").write_text("")
     result = sot("explain", place / "model", place / "cat/1.png", "--out", tmp_path / "out")
     assert result.returncode == 2 and "--out must be a folder" in result.stderr
+    result = sot("explain", place / "model", place / "cat/1.png", "--out", tmp_path / "why.png")
+    assert result.returncode == 2 and "why.png: leave out .png" in result.stderr and not (tmp_path / "why.png").exists()
 
 
 # --- the function a page calls -----------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def explain(
     _check_inputs(folder, kind, images or [], text, pair, method)
     alone = {"--class-model": class_model is not None and sounds, "--word-model": word_model is not None and sounds}
     refuse("sounds are explained by one model", alone)
-    check_folder(out)
+    _check_out(out)
     names = class_names(folder)
     for other in (class_model, word_model):
         if other is not None and (folder_modality(other) != folder_modality(folder) or class_names(other) != names):
@@ -98,6 +98,12 @@ def _check_inputs(
         raise ValueError(f"{folder} is a model for {kind}: give {kind}, not --text")
     if not texts and not images:
         raise ValueError(f"{folder} is a model for {kind}: give at least one")
+
+
+def _check_out(out: Path) -> None:
+    if out.suffix in (".png", ".html", ".npz") and not out.is_dir():
+        raise ValueError(f"--out is a folder of several files, got {out}: leave out {out.suffix}")
+    check_folder(out)
 
 
 def _check_pictures(images: list[Path], out: Path) -> None:
