@@ -386,8 +386,11 @@ def test_a_run_that_never_started_leaves_no_folder(bert, tmp_path):
     assert (tmp_path / "mine" / "thesis.tex").is_file()
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_sigterm_writes_a_checkpoint_and_the_rest_ends_with_the_same_bits(grouped, bert, tmp_path):
+@pytest.mark.parametrize("steps", [1, 2])  # over which a batch is accumulated
+@pytest.mark.parametrize(
+    "settings", [{}, {"group_by_length": True}, {"lora": 2, "ema": 0.9}, {"freeze": True}], ids=str
+)
+def test_sigterm_writes_a_checkpoint_and_the_rest_ends_with_the_same_bits(settings, steps, bert, tmp_path):
     """The signal comes after the second of three steps of an epoch."""
     from transformers import TrainerCallback
 
@@ -398,16 +401,16 @@ def test_sigterm_writes_a_checkpoint_and_the_rest_ends_with_the_same_bits(groupe
             if state.global_step == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    recipe = text_recipe(group_by_length=grouped, metric="auto")
+    recipe = text_recipe(metric="auto", **settings)
     texts = [" ".join(["the cats sleep" if i % 2 else "the cats sleeps"] * (1 + i)) for i in range(30)]  # all differ
     data = TextData(TextSplit(texts, None, [float(i % 2) for i in range(30)]), None, ["wrong", "right"], "macro_f1")
-    run_texts(bert, tmp_path / "whole", recipe, data)
+    run_texts(bert, tmp_path / "whole", recipe, data, accumulation=steps)
     with pytest.raises(Interrupted) as stop:
-        run_texts(bert, tmp_path / "cut", recipe, data, callbacks=[Terminate()])
+        run_texts(bert, tmp_path / "cut", recipe, data, accumulation=steps, callbacks=[Terminate()])
     assert stop.value.number == signal.SIGTERM and stop.value.checkpoint == tmp_path / "cut" / "checkpoint-5"
     with pytest.raises(SettingError, match=r"cut is an unfinished run: continue it with resume"):
         load_model(tmp_path / "cut")
-    run_texts(bert, tmp_path / "cut", recipe, data, resume=True)
+    run_texts(bert, tmp_path / "cut", recipe, data, accumulation=steps, resume=True)
     for file in ("model.safetensors", "checkpoint-6/model.safetensors"):  # the best epoch may be the first
         whole, cut = (load_file(tmp_path / name / file) for name in ("whole", "cut"))
         assert all(torch.equal(cut[name], value) for name, value in whole.items())
