@@ -343,7 +343,19 @@ def test_sot_tune_reads_a_folder_of_glue_and_the_papers_head(tmp_path, bert):
     rows = "".join(f"{i}\tthe cats\tcats sleep\t{'' if i % 2 else 'not_'}entailment\n" for i in range(20))
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n" + rows)
-    command = ["tune", bert, "--data", folder, "--recipe", "bert", "--out", tmp_path / "out", "--set", "batch_size=8"]
+    command = [
+        "tune",
+        "--model",
+        bert,
+        "--data",
+        folder,
+        "--recipe",
+        "bert",
+        "--out",
+        tmp_path / "out",
+        "--set",
+        "batch_size=8",
+    ]
     result = sot(*command, "--set", "epochs=2", "--head", "paper", "--dry-run", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["trials"] == 12
@@ -359,6 +371,7 @@ def test_mistakes_are_one_sentence(tmp_path, bert, table):
     base = ["tune", bert, "--data", table, "--dev", table, "--out", tmp_path / "out", *SMALL]
     for options, message in (
         ([], "there is nothing to search: the recipe has no grid for such a head, give --search"),
+        (["--model", "other"], "give one model, got "),
         (
             ["--search", "lr=1..2", "--sampler", "grid"],
             "a grid has no ranges, got lr=1..2: list values, or choose --sampler",

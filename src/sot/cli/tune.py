@@ -88,7 +88,8 @@ class SearchOptions:
 @grouped
 def tune(
     *,
-    model: Annotated[str, typer.Argument(help="As --model of sot finetune or sot train.")],
+    named: Annotated[str | None, typer.Argument(metavar="model", hidden=True)] = None,
+    model: Annotated[str | None, typer.Option("--model", help="As --model of sot finetune or sot train.")] = None,
     out: Annotated[
         Path, typer.Option("--out", help="Folder of the search: its trials, best.yaml, and the winner in best.")
     ],
@@ -114,6 +115,7 @@ def tune(
     The held-out part is taken from the training data. The winner is trained on all of it.
     """
     report_to = check_log(log)
+    model = _one_of(model, named)
     texts = _reads_texts(given)
     likely = (recipe or ("text" if texts else likely_recipe(model, str(given.data))), settings, head)
     _check(likely, search, (out, resume, overwrite, dry_run))
@@ -138,6 +140,15 @@ def tune(
         out, tell=lambda line: errors.print(line, highlight=False, markup=False, soft_wrap=True), **options
     )
     _print_outcome(outcome, f"{model} on {job.data}", out, as_json)
+
+
+def _one_of(model: str | None, named: str | None) -> str:
+    """The model, by option or, as before, by itself."""
+    if model is not None and named is not None:
+        raise ValueError(f"give one model, got {named!r} and --model {model!r}")
+    if model is None and named is None:
+        raise ValueError("--model is missing: a name of timm or Hugging Face, or a folder")
+    return model or named or ""
 
 
 def _reads_texts(given: SearchedData) -> bool:
