@@ -30,12 +30,12 @@ from sot.evaluation.metrics import image_scores, text_scores
 from sot.models.equip import equip
 from sot.models.folder import load_model
 from sot.training import run
-from sot.training.choice import choose_recipe, has_weights
 from sot.training.conduct import warn_of_labels
 from sot.training.engine import Diverged
 from sot.training.folds import summarized
 from sot.training.keeping import DecideAtEpochs, best_of, kept_evaluation, stops_early
 from sot.training.recipe import Recipe, load_recipe
+from sot.training.recipe_choice import choose_recipe, has_weights
 from sot.training.run_folder import check_out, kept_split
 from sot.training.starting import load_weights, prepare
 from sot.training.train_images import train_images

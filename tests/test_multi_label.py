@@ -201,8 +201,8 @@ def test_explain_and_export_of_texts(text_run, tmp_path):
 
 
 def test_the_page_shows_such_a_model(text_run):
-    from sot.ui.models import open_models
     from sot.ui.results import answer
+    from sot.ui.shown import open_models
 
     shown = open_models([text_run[0]], lambda items, title: items)["run"]
     assert "quiet" in answer(shown, None, "cats sleep", None, "", "", "")

@@ -25,7 +25,10 @@ from ui_models import save_digits, save_verbs
 from sot import Classifier, equip
 from sot.data.imagenet import readable
 from sot.explain import explain_item, open_upload
-from sot.ui.models import (
+from sot.ui.page import NONE, answers
+from sot.ui.results import MAX_SIDE, answer, read_picture
+from sot.ui.serve import MAX_FILE, MAX_REQUEST, serving
+from sot.ui.shown import (
     DIGITS,
     Shown,
     Training,
@@ -36,9 +39,6 @@ from sot.ui.models import (
     small_model,
     small_recipe,
 )
-from sot.ui.page import NONE, answers
-from sot.ui.results import MAX_SIDE, answer, read_picture
-from sot.ui.serve import MAX_FILE, MAX_REQUEST, serving
 
 OPTIONS = ("default", "the predicted one", "unknown")
 TINY = small_recipe().changed(["epochs=1", "warmup_epochs=0", "train_samples=128"])
@@ -114,7 +114,7 @@ def test_a_model_is_trained_once_and_kept(tmp_path, monkeypatch):
 
 def test_the_page_is_there_while_its_model_is_trained(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("sot.ui.models.small_recipe", lambda: TINY)
+    monkeypatch.setattr("sot.ui.shown.small_recipe", lambda: TINY)
     said = []
     models = first_models(said.append)
     assert len(said) == 1 and models["digits"].model is None
@@ -424,7 +424,7 @@ def test_a_link_from_elsewhere_opens_the_page_and_a_form_does_not(address):
 SERVE = """
 import sys, tempfile, threading
 from pathlib import Path
-from sot.ui.models import open_models
+from sot.ui.shown import open_models
 from sot.ui.serve import serve
 serve(open_models([Path(sys.argv[1])]), "127.0.0.1", None, lambda at: print(at, flush=True), threading.Event().wait)
 """

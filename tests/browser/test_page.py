@@ -17,8 +17,8 @@ from ui_models import save_digits, save_verbs
 
 from sot.data.images import load_images
 from sot.explain import explain_item
-from sot.ui.models import first_models, open_models, small_recipe
 from sot.ui.serve import serving
+from sot.ui.shown import first_models, open_models, small_recipe
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(1200)]
@@ -184,7 +184,7 @@ def test_what_has_the_focus_is_outlined(visit, scheme):
 def test_training_shows_how_far_it_is(chromium, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     recipe = small_recipe().changed(["epochs=2", "evaluate_every=2"])
-    monkeypatch.setattr("sot.ui.models.small_recipe", lambda: recipe)
+    monkeypatch.setattr("sot.ui.shown.small_recipe", lambda: recipe)
     with serving(first_models(lambda text: None)) as address:
         page = chromium.new_page()
         page.set_default_timeout(PATIENCE)

@@ -88,7 +88,7 @@ def train(
 
 def _chosen(model: str, data: str, recipe: str | None, weights: bool) -> tuple[str, str, bool]:
     """Name of the recipe, the same with why it was chosen, and whether it starts from published weights."""
-    from sot.training.choice import FINETUNE, choose_recipe, has_weights
+    from sot.training.recipe_choice import FINETUNE, choose_recipe, has_weights
 
     name, why = (recipe, "") if recipe is not None else choose_recipe(model, data, weights)
     published = name == FINETUNE and not weights and has_weights(model)

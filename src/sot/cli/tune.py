@@ -123,7 +123,7 @@ def tune(
         refuse(f"recipe {likely[0]} is for texts", {"--pretrained": pretrained, "--workers": bool(workers)})
     _check_data(model, given, texts)
     _check_search(likely, search)
-    from sot.training.choice import choose_recipe
+    from sot.training.recipe_choice import choose_recipe
     from sot.training.tune import Plan, Tuner
 
     recipe = recipe or ("text" if texts else choose_recipe(model, str(given.data), weights=False)[0])
@@ -213,7 +213,7 @@ def _job(
     model: str, given: SearchedData, name: str, recipe: Recipe, pretrained: bool, workers: int, **options: Any
 ) -> TuningJob:
     """What the recipe of this name trains over and over."""
-    from sot.training.choice import FINETUNE, has_weights
+    from sot.training.recipe_choice import FINETUNE, has_weights
     from sot.training.tuning_jobs import image_job, text_job
 
     options["seed"] = recipe.seed

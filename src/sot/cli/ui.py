@@ -24,7 +24,7 @@ def ui(
     """Open a page in the browser: classify, explain and compare models."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that wait leave the cores to others; before torch
     from sot.extras import need
-    from sot.ui.checks import LOOPBACK, check_address, check_folders
+    from sot.ui.arguments import LOOPBACK, check_address, check_folders
 
     def say(text: str) -> None:
         errors.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -34,8 +34,8 @@ def ui(
     check_address(host, port)
     if host not in LOOPBACK:
         say(f"Anybody who reaches {host} can use this page.")
-    from sot.ui.models import first_models, open_models
     from sot.ui.serve import serve
+    from sot.ui.shown import first_models, open_models
 
     models = open_models(folders, progress) if folders else first_models(say)
 

@@ -10,8 +10,8 @@ from typing import Any
 import gradio as gr
 
 from sot.explain import IMAGE_METHODS, TEXT_METHODS
-from sot.ui.models import SENTENCES, Shown, example_pictures
 from sot.ui.results import PREDICTED, UNKNOWN, answer, refusal, training_bar
+from sot.ui.shown import SENTENCES, Shown, example_pictures
 from sot.ui.style import GREETING, HEADLINE, SCROLL
 
 NONE = "no other model"

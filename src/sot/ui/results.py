@@ -22,7 +22,7 @@ from sot.explain.figure import draw_contributions, draw_links, draw_map, draw_sp
 from sot.explain.report_page import coloured
 from sot.figures import as_svg, clean
 from sot.files import as_png
-from sot.ui.models import Shown
+from sot.ui.shown import Shown
 
 MAX_SIDE = 2048  # of a picture; what is larger is made smaller, or preparing it takes gigabytes
 MAX_LETTERS = 10_000  # of a text

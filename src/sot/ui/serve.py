@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from accelerate.utils import patch_environment
 
 from sot.extras import need
-from sot.ui.checks import LOOPBACK
-from sot.ui.models import Shown
+from sot.ui.arguments import LOOPBACK
+from sot.ui.shown import Shown
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
 MAX_FILE = 20 * 2**20  # bytes of an upload

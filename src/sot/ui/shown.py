@@ -22,7 +22,7 @@ from sot.data.imagenet import readable
 from sot.data.images import load_images
 from sot.models.folder import class_names, folder_modality, load_model
 from sot.training.recipe import Recipe, load_recipe
-from sot.ui.checks import check_folders
+from sot.ui.arguments import check_folders
 
 SENTENCES = ("The cat sleeps on the mat.", "The cats sleeps on the mat.", "A film that is not half as bad as it looks.")
 DIGITS = [str(number) for number in range(10)]
