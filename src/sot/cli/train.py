@@ -68,8 +68,7 @@ def train(
     run.recipe_and_head(recipe or likely_recipe(model, data, given), model, task)  # refuses mistakes without torch
     columns = picture_columns(data, label, read_tags(label, multi_label, separator))
     name, why, has_weights = _chosen(model, data, recipe, given)
-    own = [] if sounds else _own_size(model, name)
-    chosen, head = run.recipe_and_head(name, model, task, own)
+    chosen, head = run.recipe_and_head(name, model, task, [] if sounds else _own_size(model, name))
     run.say_of_warmup(name, chosen)
     from sot.training.run_folder import full_name
     from sot.training.train_images import train_images
