@@ -1,5 +1,6 @@
 """`sot.Classifier`: an estimator of scikit-learn whose inputs are texts and pictures."""
 
+import itertools
 import json
 import logging
 
@@ -19,7 +20,9 @@ from transformers import AutoModelForSequenceClassification, pipeline
 import sot
 from sot.bench.timing import thread_count
 from sot.probe import store
+from sot.probe.adapt import BATCH
 from sot.probe.classifier import shared_backbone
+from sot.probe.contrast import AllPairs, balanced_batches
 
 WORDS = ["the", "cat", "cats", "sleep", "sleeps"]
 
@@ -298,6 +301,36 @@ def test_contrast_moves_the_backbone_and_leaves_the_shared_one_alone(bert):
     assert all(torch.equal(after[name], value) for name, value in weights.items())
     pairs = [(text, text) for text in found]
     assert classifier(bert, adapt="contrastive", adapt_steps=2).fit(pairs, labels).predict(pairs).shape == (24,)
+
+
+def test_contrast_draws_classes_alike_and_every_text_before_one_again():
+    labels = np.repeat([0, 1, 2], [3, 10, 5])
+    rows = balanced_batches(torch.eye(3)[labels], 6, seed=1)
+    assert len(rows) == 6 * BATCH and rows == balanced_batches(torch.eye(3)[labels], 6, seed=1)
+    for start in range(0, len(rows), BATCH):
+        assert np.bincount(labels[rows[start : start + BATCH]]).min() >= BATCH // 3
+    of_second = [row for row in rows if labels[row] == 1]
+    assert sorted(of_second[:10]) == list(range(3, 13))
+    many = balanced_batches(torch.eye(40), 3, seed=1)  # more classes than a batch has texts: pairs all the same
+    assert all(len(set(many[start : start + BATCH])) == BATCH // 2 for start in range(0, len(many), BATCH))
+    several = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    assert set(balanced_batches(several, 2, seed=1)) == {0, 1}
+    with pytest.raises(ValueError, match="y gives no sample a label"):
+        balanced_batches(torch.zeros(3, 2), 2, seed=1)
+
+
+def test_contrast_is_the_loss_of_all_pairs_of_a_batch():
+    found, targets = torch.randn(6, 5), torch.eye(3)[[0, 0, 1, 1, 1, 2]]
+    loss = AllPairs(lambda features: {"sentence_embedding": features["rows"]})
+    alike, unlike = [], []
+    for i, j in itertools.combinations(range(6), 2):
+        cosine = torch.cosine_similarity(found[i], found[j], dim=0)
+        same = targets[i] @ targets[j] > 0
+        (alike if same else unlike).append((cosine - float(same)) ** 2)
+    expected = (torch.stack(alike).mean() + torch.stack(unlike).mean()) / 2
+    assert loss([{"rows": found}], targets) == pytest.approx(float(expected), abs=1e-6)
+    kept = loss([{"rows": found[:2]}], targets[:2])  # of one class
+    assert kept == pytest.approx(float(alike[0]), abs=1e-6)
 
 
 @pytest.mark.parametrize("several", [False, True])

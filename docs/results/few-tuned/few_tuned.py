@@ -23,7 +23,7 @@ from torch import nn
 
 import sot.training.train_texts as train_texts
 from sot.core.head import HeadConfig
-from sot.data.texts import TextData, load_task
+from sot.data.texts import TextData, TextSplit, load_task
 from sot.models.modeling import SoTForSequenceClassification
 from sot.models.tokens import split_text
 from sot.training.recipe import load_recipe
@@ -38,8 +38,33 @@ HEADS = {  # of one head each
 own_tokens, own_build = SoTForSequenceClassification.tokens, train_texts.build_text_model
 
 
+@torch.no_grad()
+def whiten(model: SoTForSequenceClassification, texts: TextSplit) -> None:
+    """Start the projections from the words' whitened principal directions, of the same size as random ones."""
+    model.eval()
+    batches = [slice(start, start + 50) for start in range(0, min(500, len(texts)), 50)]
+    pairs = [None if texts.pairs is None else texts.pairs[rows] for rows in batches]
+    inputs = [
+        model.processor(texts.texts[rows], pair, padding=True, truncation=True, max_length=128, return_tensors="pt")
+        for rows, pair in zip(batches, pairs)
+    ]
+    read = [model.tokens(**each) for each in inputs]
+    tokens = torch.cat([each.word_tokens[each.mask > 0] for each in read]).double()
+    values, directions = torch.linalg.eigh(torch.cov(tokens.T))
+    weight = model.classifier.pool.projection.weight
+    count = len(weight) // 2
+    whitened = (directions[:, -count:] / values[-count:].sqrt()).T
+    start = torch.cat([torch.linalg.qr(torch.randn(count, count).double())[0] @ whitened for _ in range(2)])
+    size = [(tokens @ each.double().T).square().mean().sqrt() for each in (weight, start)]
+    weight.copy_(start * size[0] / size[1])
+    model.train()
+
+
 def change_words(words: str | int | None) -> None:
-    """The words of a layer (0 the embedding), or a softmax mixture of all ("mix"); "zero": the last ones, weight 0."""
+    """Read the words of a layer (0 the embedding), or a softmax mixture of all ("mix").
+
+    "zero" starts the words' linear layer at 0, "whiten" their projections from whitened directions.
+    """
 
     def tokens(self: Any, input_ids: Any = None, attention_mask: Any = None, *rest: Any, **kwargs: Any) -> Any:
         found = own_tokens(self, input_ids, attention_mask, **{**kwargs, "output_hidden_states": True})
@@ -54,9 +79,11 @@ def change_words(words: str | int | None) -> None:
             model.classifier.mix = nn.Parameter(torch.zeros(1 + model.backbone.config.num_hidden_layers))
         if words == "zero":
             nn.init.zeros_(model.classifier.word_linear.weight)
+        if words == "whiten":
+            whiten(model, args[1].train)
         return model
 
-    usual = words is None or words == "zero"
+    usual = words in (None, "zero", "whiten")
     SoTForSequenceClassification.tokens = own_tokens if usual else tokens
     train_texts.build_text_model = build
 

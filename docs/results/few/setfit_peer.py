@@ -1,10 +1,11 @@
-"""SetFit and sot.Classifier on the same labels of a GLUE sentence task: accuracy and time, one JSON object a line.
+"""SetFit and sot.Classifier on the same labels of SST-2, MRPC or SICK: accuracy and time, one JSON object a line.
 
     python setfit_peer.py setfit --model MODEL --data SST-2 --labels 8 64 --draws 3 --tuned TUNED --out setfit.jsonl
     python setfit_peer.py sot    --model MODEL --data SST-2 --labels 8 64 --draws 3 --tuned TUNED --out setfit.jsonl
 
-The first wants `pip install setfit==1.2.0`, the second this package; they may be in different environments. The first
-leaves the backbones that it tuned in TUNED, on which the second fits its head, too. Lines that are there are kept.
+SetFit knows no pairs: it gets both texts as one, with the tokenizer's separator between them. The first command wants
+`pip install setfit==1.2.0`, the second this package; they may be in different environments. The first leaves the
+backbones that it tuned in TUNED, on which the second fits its head, too. Lines that are there are kept.
 """
 
 import argparse
@@ -16,16 +17,27 @@ from pathlib import Path
 import numpy as np
 
 
-def read(file):
+# Files to train and to score on, columns of the texts, column of the label
+LAYOUTS = {
+    "SST-2": ("train.tsv", "dev.tsv", ["sentence"], "label"),
+    "MRPC": ("train.tsv", "dev.tsv", ["#1 String", "#2 String"], "Quality"),
+    "SICK": ("SICK_train.txt", "SICK_test_annotated.txt", ["sentence_A", "sentence_B"], "entailment_judgment"),
+}
+
+
+def read(file, texts, label):
+    """Texts, or pairs of them, and their labels."""
     with open(file, encoding="utf-8-sig", newline="") as opened:
         rows = list(csv.DictReader(opened, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [row["sentence"] for row in rows], np.array([int(row["label"]) for row in rows])
+    items = [tuple(row[column] for column in texts) if len(texts) == 2 else row[texts[0]] for row in rows]
+    return items, np.unique([row[label] for row in rows], return_inverse=True)[1]
 
 
 def draw(labels, count, seed):
     """So many of each class, as `sot probe --labels` draws them of all."""
     source = np.random.default_rng(seed)
-    return np.sort(np.concatenate([source.permutation(np.flatnonzero(labels == each))[:count] for each in (0, 1)]))
+    drawn = [source.permutation(np.flatnonzero(labels == each))[:count] for each in np.unique(labels)]
+    return np.sort(np.concatenate(drawn))
 
 
 def by_setfit(options, texts, labels, test, seed, tuned):
@@ -34,13 +46,18 @@ def by_setfit(options, texts, labels, test, seed, tuned):
 
     began, clock = time.perf_counter(), time.process_time()
     model = SetFitModel.from_pretrained(options.model)
+    separator = f" {model.model_body.tokenizer.sep_token} "
+
+    def joined(items):
+        return [item if isinstance(item, str) else separator.join(item) for item in items]
+
     args = TrainingArguments(
         output_dir=str(tuned) + ".run", max_steps=options.steps, seed=seed, save_strategy="no", report_to="none"
     )
-    data = Dataset.from_dict({"text": texts, "label": labels.tolist()})
+    data = Dataset.from_dict({"text": joined(texts), "label": labels.tolist()})
     Trainer(model=model, args=args, train_dataset=data).train()
     seconds, cpu = time.perf_counter() - began, time.process_time() - clock
-    right = np.asarray(model.predict(test[0], show_progress_bar=False)) == test[1]
+    right = np.asarray(model.predict(joined(test[0]), show_progress_bar=False)) == test[1]
     body = model.model_body[0].auto_model
     body.save_pretrained(tuned)
     model.model_body.tokenizer.save_pretrained(tuned)
@@ -73,10 +90,11 @@ def main():
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--steps", type=int, default=150)
     options = parser.parse_args()
-    train, test = (read(Path(options.data) / f"{part}.tsv") for part in ("train", "dev"))
+    name = next(name for name in LAYOUTS if name.lower() == Path(options.data).name.lower())
+    *files, texts, label = LAYOUTS[name]
+    train, test = (read(Path(options.data) / file, texts, label) for file in files)
     out = Path(options.out)
     done = [json.loads(line) for line in out.read_text().splitlines()] if out.is_file() else []
-    name = Path(options.data).name
     for seed in range(options.draws):
         for count in options.labels:
             about = {"data": name, "labels": count, "draw": seed, "steps": options.steps, "kind": options.kind}

@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "few-labels.md"
 SETFIT = HERE / "setfit.jsonl"
 TITLES = {
-    **{"sst2": "SST-2", "sick": "SICK", "mrpc": "MRPC, F1", "cola": "CoLA, MCC", "rte": "RTE"},
+    **{"sst2": "SST-2", "sick": "SICK", "mrpc": "MRPC, F1", "cola": "CoLA, MCC", "cola3": "CoLA, layer 3, MCC"},
+    "rte": "RTE",
     **{"imagenette": "Imagenette", "cifar10": "CIFAR-10", "fashion": "Fashion-MNIST"},
 }
 TIMED = 128  # labels a class of the fit whose time is shown
@@ -36,6 +37,16 @@ def read(name):
     return found
 
 
+def counts_of(keys):
+    """Numbers of labels in order; None, which is all of them, last."""
+    return sorted({count for _, count in keys}, key=lambda count: (count is None, count))
+
+
+def shown(counts):
+    """As the header of a table."""
+    return ["all" if count is None else str(count) for count in counts]
+
+
 def lines(header, rows):
     """A table in Markdown, its numbers to the right."""
     head, *rest = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
@@ -45,12 +56,12 @@ def lines(header, rows):
 def set_table(name):
     """Means and intervals of one set, and the seconds of a fit."""
     found = read(name)
-    counts = sorted({count for _, count in found})
+    counts = counts_of(found)
     rows = []
     for head in dict.fromkeys(head for head, _ in found):
         cells = [score(found[head, count]["scores"]) if (head, count) in found else "" for count in counts]
         rows.append([head, *cells, f"{found[head, TIMED]['seconds']:.2f}"])
-    return lines([TITLES[name], *map(str, counts), "sec"], rows)
+    return lines([TITLES[name], *shown(counts), "sec"], rows)
 
 
 def score(scores):
@@ -68,12 +79,12 @@ def lead(found, head, count):
 def summary():
     """Mean over sets of sot minus each head."""
     sets = [read(name) for name in names()]
-    counts = sorted({count for found in sets for _, count in found})
+    counts = counts_of([key for found in sets for key in found])
     rows = []
     for head in dict.fromkeys(head for found in sets for head, _ in found if head != "sot"):
         having = [[lead(found, head, count) for found in sets if (head, count) in found] for count in counts]
         rows.append([head, str(max(map(len, having))), *map(mean_lead, having)])
-    return lines(["`sot` minus", "sets", *map(str, counts)], rows)
+    return lines(["`sot` minus", "sets", *shown(counts)], rows)
 
 
 def mean_lead(leads):
@@ -91,14 +102,16 @@ def setfit_table():
     found = {}
     for row in map(json.loads, SETFIT.read_text().splitlines()):
         for kind, each in row["found"].items():
-            found.setdefault(kind, {})[row["draw"]] = each
+            found.setdefault((row["data"], row["labels"]), {}).setdefault(kind, {})[row["draw"]] = each
     rows = []
-    for kind, draws in found.items():
-        right, cpu = ([draws[draw][key] for draw in sorted(draws)] for key in ("accuracy", "cpu"))
-        gains = [100 * (each["accuracy"] - found["setfit"][draw]["accuracy"]) for draw, each in draws.items()]
-        gain = "" if kind == "setfit" else f"{statistics.mean(gains):+.1f} ± {interval(gains):.1f}"
-        rows.append([kind, score(right), gain, f"{statistics.median(cpu):.0f}"])
-    return lines(["SST-2, 8 labels a class, 5 draws", "accuracy, %", "gain over SetFit", "CPU s"], rows)
+    for (data, labels), kinds in found.items():
+        for kind, draws in kinds.items():
+            right, cpu = ([draws[draw][key] for draw in sorted(draws)] for key in ("accuracy", "cpu"))
+            gains = [100 * (each["accuracy"] - kinds["setfit"][draw]["accuracy"]) for draw, each in draws.items()]
+            gain = "" if kind == "setfit" else f"{statistics.mean(gains):+.1f} ± {interval(gains):.1f}"
+            times = f"{statistics.median(cpu):.0f}"
+            rows.append([f"{data}, {labels}", kind, str(len(draws)), score(right), gain, times])
+    return lines(["set, labels a class", "classifier", "draws", "accuracy, %", "gain over SetFit", "CPU s"], rows)
 
 
 def written(page):

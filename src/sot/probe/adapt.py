@@ -1,15 +1,13 @@
-"""Training a backbone for a classifier: by contrast of pairs, or together with its head."""
+"""Training a backbone for a classifier: how long, when it is likely to pay, and together with its head."""
 
 from __future__ import annotations
 
 import copy
 import math
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import TrainingArguments
@@ -45,54 +43,16 @@ def advice(modality: str, labels_a_class: float, score: float) -> str | None:
     )
 
 
-def similar_pairs(targets: Tensor, count: int, seed: int) -> tuple[list[int], list[int], list[float]]:
-    """Rows of `count` pairs, half of them with a label in common, and 1 or 0 for whether they have."""
-    draw, numbers = np.random.default_rng(seed), targets.numpy()
-    alike = (numbers @ numbers.T > 0) & ~np.eye(len(numbers), dtype=bool)
-    kinds = [np.argwhere(alike), np.argwhere(numbers @ numbers.T == 0)]
-    chosen: list[Any] = []
-    for label, pairs in zip((1.0, 0.0), kinds):
-        if len(pairs):
-            chosen += [(*pairs[row], label) for row in draw.integers(0, len(pairs), count // 2)]
-    left, right, labels = zip(*draw.permutation(np.array(chosen)).tolist())
-    return list(map(int, left)), list(map(int, right)), list(labels)
-
-
-def contrast(model: Equipped, texts: Sequence[Any], targets: Tensor, settings: Adaptation) -> Equipped:
-    """A copy of the model whose backbone puts texts of a class close together; sentence-transformers trains it."""
+def check_contrast(model: Equipped) -> None:
+    """Refuse what no contrast can train, or trains without its libraries."""
     if model.config.modality != "text":
         kind = {"image": "images", "audio": "sounds"}[model.config.modality]
         raise ValueError(f'adapt="contrastive" is for texts, and this model reads {kind}: take adapt="finetune"')
     for library in ("sentence_transformers", "datasets"):
         need(library, 'adapt="contrastive"', "adapt")
-    from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.base.modules import Transformer
-    from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss
-    from sentence_transformers.sentence_transformer.modules import Pooling
-
-    left, right, labels = similar_pairs(targets, settings.steps * BATCH, settings.seed)
-    columns = {"first": [texts[row] for row in left], "second": [texts[row] for row in right], "label": labels}
-    with tempfile.TemporaryDirectory() as folder:
-        model.backbone.save_pretrained(folder)
-        model.processor.save_pretrained(folder)
-        words = Transformer(folder, max_seq_length=settings.max_length)
-        encoder = SentenceTransformer(modules=[words, Pooling(model.config.hidden_size)], device=str(model.device))
-        args = SentenceTransformerTrainingArguments(**_arguments(folder, settings))
-        data = Dataset.from_dict(columns)
-        SentenceTransformerTrainer(encoder, args, train_dataset=data, loss=CosineSimilarityLoss(encoder)).train()
-    adapted = copy.deepcopy(model)
-    own = adapted.backbone.state_dict()
-    trained = words.auto_model.state_dict()
-    adapted.backbone.load_state_dict({name: trained[name] for name in own})
-    return adapted.eval()
 
 
-def _arguments(folder: str, settings: Adaptation) -> dict[str, Any]:
+def trainer_arguments(folder: str, settings: Adaptation) -> dict[str, Any]:
     """What both trainers are told."""
     return {
         "output_dir": folder,
@@ -120,10 +80,11 @@ def train_all(model: Equipped, inputs: ModelInputs, targets: Tensor, settings: A
     epochs = math.ceil(settings.steps / math.ceil(len(inputs) / BATCH))
     recipe = Recipe(lr=5e-5, epochs=epochs, schedule="linear", warmup_epochs=0.1 * epochs, weight_decay=0.01)
     with tempfile.TemporaryDirectory() as folder:
+        arguments = trainer_arguments(folder, settings)
         trainer = SoTTrainer(
             recipe,
             model=model,
-            args=TrainingArguments(**_arguments(folder, settings), max_grad_norm=1.0, remove_unused_columns=False),
+            args=TrainingArguments(**arguments, max_grad_norm=1.0, remove_unused_columns=False),
             train_dataset=range(len(inputs)),  # numbers of samples, which the collator reads
             data_collator=lambda rows: {**inputs.batch(rows), "labels": labels[rows]},
         )

@@ -22,7 +22,7 @@ from torch import Tensor
 from sot.evaluation.predict import probabilities
 from sot.lines import bars, with_lines
 from sot.models.equip import Equipped
-from sot.probe.adapt import ADAPTATIONS, Adaptation, advice, contrast, train_all
+from sot.probe.adapt import ADAPTATIONS, Adaptation, advice, check_contrast, train_all
 from sot.probe.budget import Budget
 from sot.probe.features import Array, Features
 from sot.probe.fitting import Target, choose_settings, train_head
@@ -99,6 +99,9 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         backbone = self._backbone()
         inputs = read_inputs(backbone, X, self.max_length)
         if self.adapt == "contrastive":
+            check_contrast(backbone)
+            from sot.probe.contrast import contrast
+
             self._say(f"Adapting {self.model} by contrast, {self.adapt_steps} steps at most.")
             backbone = contrast(backbone, items, targets, self._adaptation())
             inputs = read_inputs(backbone, X, self.max_length)
