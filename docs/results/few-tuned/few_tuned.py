@@ -4,7 +4,8 @@ python docs/results/few-tuned/few_tuned.py JOBS.jsonl ROWS.jsonl --model all-Min
 
 A job is a line such as {"task": "sick", "labels": 500, "draw": 1, "head": "paper", "lr": 1e-4, "on": "dev"}; other keys
 are settings of the recipe `bert`. Draw d trains with seed d on the first `labels` of the training set, in an order of
-its own. `held` scores on the 500 that follow, `dev` on the development set. A row that is there is not run again.
+its own. `held` scores on the 500 that follow ("held": 1000 on 1,000), `dev` on the development set. A row that is there
+is not run again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -28,6 +30,9 @@ from sot.models.modeling import SoTForSequenceClassification
 from sot.models.tokens import split_text
 from sot.training.recipe import load_recipe
 
+sys.path.append(str(Path(__file__).parent.parent))
+from whitened import start_whitened
+
 FOLDERS = {"sick": "sick", "cola": "glue/CoLA", "mrpc": "glue/MRPC", "rte": "glue/RTE"}
 HELD = 500
 HEADS = {  # of one head each
@@ -40,7 +45,7 @@ own_tokens, own_build = SoTForSequenceClassification.tokens, train_texts.build_t
 
 @torch.no_grad()
 def whiten(model: SoTForSequenceClassification, texts: TextSplit) -> None:
-    """Start the projections from the words' whitened principal directions, of the same size as random ones."""
+    """Start the projections from whitened directions of the first 500 texts' words."""
     model.eval()
     batches = [slice(start, start + 50) for start in range(0, min(500, len(texts)), 50)]
     pairs = [None if texts.pairs is None else texts.pairs[rows] for rows in batches]
@@ -49,14 +54,8 @@ def whiten(model: SoTForSequenceClassification, texts: TextSplit) -> None:
         for rows, pair in zip(batches, pairs)
     ]
     read = [model.tokens(**each) for each in inputs]
-    tokens = torch.cat([each.word_tokens[each.mask > 0] for each in read]).double()
-    values, directions = torch.linalg.eigh(torch.cov(tokens.T))
-    weight = model.classifier.pool.projection.weight
-    count = len(weight) // 2
-    whitened = (directions[:, -count:] / values[-count:].sqrt()).T
-    start = torch.cat([torch.linalg.qr(torch.randn(count, count).double())[0] @ whitened for _ in range(2)])
-    size = [(tokens @ each.double().T).square().mean().sqrt() for each in (weight, start)]
-    weight.copy_(start * size[0] / size[1])
+    tokens = torch.cat([each.word_tokens[each.mask > 0] for each in read])
+    start_whitened(model.classifier.pool.projection, tokens)
     model.train()
 
 
@@ -88,16 +87,17 @@ def change_words(words: str | int | None) -> None:
     train_texts.build_text_model = build
 
 
-def drawn(data: TextData, labels: int, draw: int, on: str) -> TextData:
-    """The texts of one draw, and those to score on."""
-    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1000 + draw)).tolist()
-    dev = data.train.take(order[labels : labels + HELD]) if on == "held" else data.dev
+def drawn(data: TextData, job: dict[str, Any]) -> TextData:
+    """The texts of a job's draw, and those to score on."""
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1000 + job["draw"])).tolist()
+    labels, held = job["labels"], job.get("held", HELD)
+    dev = data.train.take(order[labels : labels + held]) if job["on"] == "held" else data.dev
     return replace(data, train=data.train.take(order[:labels]), dev=dev)
 
 
 def run(job: dict[str, Any], model: str, texts: Path) -> dict[str, Any]:
     """Train and score one job."""
-    settings = {key: value for key, value in job.items() if key not in ("task", "labels", "draw", "head", "on")}
+    settings = {key: value for key, value in job.items() if key not in ("task", "labels", "draw", "head", "on", "held")}
     change_words(settings.pop("words", None))
     sizes = {key: settings.pop(key) for key in ("representation_size", "dropout", "heads") if key in settings}
     head = {"pool": "mgcrp", "heads": 1, "representation_size": 1000, "dropout": 0.5, **HEADS[job["head"]], **sizes}
@@ -105,7 +105,7 @@ def run(job: dict[str, Any], model: str, texts: Path) -> dict[str, Any]:
     recipe = load_recipe("bert")
     usual = {"seed": job["draw"], "evaluate_every": recipe.epochs, "group_by_length": True, "grid": {}}
     recipe = replace(recipe, **{**usual, **settings})
-    data = drawn(load_task(job["task"], texts / FOLDERS[job["task"]]), job["labels"], job["draw"], job["on"])
+    data = drawn(load_task(job["task"], texts / FOLDERS[job["task"]]), job)
     out, start = Path(tempfile.mkdtemp()), time.process_time()
     try:
         scores = train_texts.fine_tune(model, data, "drawn", out / "run", recipe, config, report_to="none")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from torch import Tensor, nn
 import sot.core.normalizers as normalizers
 import sot.evaluation.evaluate as evaluate
 import sot.training.image_model as image_model
+import sot.training.train_images as train_images
 from sot.cli.main import main
 from sot.ops.svpn.torch import decompose_by_gram, pull_back
+
+sys.path.append(str(Path(__file__).parent.parent))
+from whitened import start_whitened
 
 EXACT = "norm=svpn,exponent=0.25"
 HEADS = {
@@ -36,7 +41,9 @@ HEADS = {
     "unit": EXACT,
     "class-blur": "fusion=class",
     "default-blur": EXACT,
+    "whiten": EXACT,
 }
+own_trainer = train_images.make_trainer
 FLOOR, BLUR = 0.1, 0.5  # share of λ₁; chance of timm's blur, of σ 0.1 to 2 pixels
 
 
@@ -83,9 +90,25 @@ def change(name: str) -> None:
         normalizers.NORMS["svpn"] = lambda settings: FlooredNorm()
     if name == "unit":
         normalizers.NORMS["svpn"] = lambda settings: UnitNorm(settings.exponent)
+    if name == "whiten":
+        train_images.IMAGES = replace(train_images.IMAGES, make_trainer=make_whitened_trainer)
     if name.endswith("-blur"):
         blurred = functools.partial(timm.data.create_transform, gaussian_blur_prob=BLUR)
         image_model.timm.data.create_transform = blurred
+
+
+def make_whitened_trainer(*args: Any) -> Any:
+    """A trainer whose projections start from whitened directions of the words of its first 500 images."""
+    trainer, seen = own_trainer(*args), []
+    model = trainer.model.eval()
+    hook = model.classifier.pool.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        for images in torch.stack([trainer.train_dataset[row]["pixel_values"] for row in range(500)]).split(100):
+            model(images)
+    hook.remove()
+    start_whitened(model.classifier.pool.projection, torch.cat(seen).flatten(0, 1))
+    model.train()
+    return trainer
 
 
 def record(file: Path) -> None:
