@@ -1,4 +1,4 @@
-"""Write the table of few fine-tuned labels in docs/results-texts.md anew from rows.jsonl: `python tables.py`."""
+"""Write the tables of fine-tuned texts in docs/results-texts.md anew from rows.jsonl: `python tables.py`."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,20 @@ from sot.evaluation.metrics import interval
 ROWS = Path(__file__).parent / "rows.jsonl"
 PAGE = ROWS.parent.parent.parent / "results-texts.md"
 SETS = {"sick": ("SICK", "accuracy"), "mrpc": ("MRPC, F1", "f1"), "cola": ("CoLA, MCC", "mcc")}
+HEADS = {"class": "class token", "paper": "paper's head", "default": "default head"}
+SEARCH = "| set | labels | head | rate | numbers | dropout | held out |\n|---|---:|---|---:|---:|---:|---:|"
 HEADER = "| set | labels | draws | class token | paper's head | gain | default head | gain |\n|---|" + "---:|" * 7
 
 
-def scores():
-    """Of what was scored on development sets, in percent: by set and labels, then by head, draw by draw."""
+def rows(on):
+    """Of what was scored on `on`, in percent: by set and labels (None: all), then row and score."""
     found = {}
     for row in map(json.loads, ROWS.read_text().splitlines()):
-        if row["on"] == "dev":
-            heads = found.setdefault((row["task"], row["labels"]), {})
-            heads.setdefault(row["head"], {})[row["draw"]] = 100 * row["scores"][f"eval_{SETS[row['task']][1]}"]
-    return found
+        if row["on"] == on and "words" not in row:
+            score = 100 * row["scores"][f"eval_{SETS[row['task']][1]}"]
+            found.setdefault((row["task"], row["labels"]), []).append((row, score))
+    order = {task: place for place, task in enumerate(SETS)}
+    return sorted(found.items(), key=lambda each: (order[each[0][0]], each[0][1] or float("inf")))
 
 
 def cell(values, sign=""):
@@ -30,11 +33,12 @@ def cell(values, sign=""):
     return f"**{text}**" if sign and abs(mean) > half else text
 
 
-def line(task, labels, heads):
+def line(task, labels, found):
     """One row of the table; gains are paired by draws that all heads have."""
+    heads = {head: {row["draw"]: score for row, score in found if row["head"] == head} for head in HEADS}
     draws = sorted(set.intersection(*map(set, heads.values())))
     values = {head: np.array([each[draw] for draw in draws]) for head, each in heads.items()}
-    cells = [SETS[task][0], f"{labels:,}", str(len(draws)), cell(values["class"])]
+    cells = [SETS[task][0], f"{labels:,}" if labels else "all", str(len(draws)), cell(values["class"])]
     for head in ("paper", "default"):
         cells += [cell(values[head]), cell(values[head] - values["class"], "+")]
     return f"| {' | '.join(cells)} |"
@@ -42,12 +46,28 @@ def line(task, labels, heads):
 
 def table():
     """A row for each set and number of labels."""
-    order = sorted(scores().items(), key=lambda each: (list(SETS).index(each[0][0]), each[0][1]))
-    return "\n".join([HEADER, *(line(*key, heads) for key, heads in order)])
+    return "\n".join([HEADER, *(line(*key, found) for key, found in rows("dev"))])
+
+
+def search():
+    """A row for each setting that was tried on held-out texts; the best of each head is bold."""
+    lines = [SEARCH]
+    for (task, labels), found in rows("held"):
+        for head, title in HEADS.items():
+            tried = [each for each in found if each[0]["head"] == head]
+            best = max(score for _, score in tried)
+            for row, score in tried:
+                sizes = [f"{row.get('representation_size', 1000):,}", str(row.get("dropout", 0.5))]
+                cells = [SETS[task][0], f"{labels:,}", title, f"{row['lr']:.0e}".replace("e-0", "e-")]
+                cells += ["", ""] if head == "class" else sizes
+                cells += [f"**{score:.1f}**" if score == best else f"{score:.1f}"]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
     blocks = PAGE.read_text().split("\n\n")
-    place = next(place for place, block in enumerate(blocks) if block.startswith(HEADER))
-    blocks[place] = table()
+    for header, written in ((HEADER, table()), (SEARCH, search())):
+        place = next(place for place, block in enumerate(blocks) if block.startswith(header))
+        blocks[place] = written
     PAGE.write_text("\n\n".join(blocks).rstrip("\n") + "\n")
