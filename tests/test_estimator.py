@@ -290,17 +290,21 @@ def test_the_saved_folder_gives_the_same_probabilities(bert, tmp_path):
 # --- adapting ------------------------------------------------------------------------------------------------
 
 
-def test_contrast_moves_the_backbone_and_leaves_the_shared_one_alone(bert):
+def test_contrast_moves_the_backbone_and_leaves_the_shared_one_alone(bert, capfd):
     found, labels = texts(24)
     before = classifier(bert).fit(found, labels)
     weights = {name: value.clone() for name, value in before.model_.backbone.state_dict().items()}
     adapted = classifier(bert, adapt="contrastive", adapt_steps=3).fit(found, labels)
+    assert adapted.fitted_.chosen == before.fitted_.chosen, "an adapted backbone has seen what would be held out"
     moved = adapted.model_.backbone.state_dict()
     assert any(not torch.equal(moved[name], value) for name, value in weights.items())
     after = before.model_.backbone.state_dict()
     assert all(torch.equal(after[name], value) for name, value in weights.items())
     pairs = [(text, text) for text in found]
-    assert classifier(bert, adapt="contrastive", adapt_steps=2).fit(pairs, labels).predict(pairs).shape == (24,)
+    of_pairs = classifier(bert, head="class", adapt="contrastive", adapt_steps=2).fit(pairs, labels)
+    assert of_pairs.predict(pairs).shape == (24,) and of_pairs.model_.config.head["fusion"] == "class"
+    sot.Classifier(bert, adapt="contrastive", adapt_steps=1).fit(found, labels)
+    assert "right when held out before adapting." in capfd.readouterr().err
 
 
 def test_contrast_draws_classes_alike_and_every_text_before_one_again():

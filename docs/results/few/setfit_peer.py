@@ -66,18 +66,26 @@ def by_setfit(options, texts, labels, test, seed, tuned):
 
 def by_sot(options, texts, labels, test, seed, tuned):
     import sot
+    from sot.probe.second_order import refit
 
-    kinds = {"sot, frozen": (options.model, None), "sot, contrastive": (options.model, "contrastive")}
+    class OnTheirs(sot.Classifier):
+        """With the mixture and penalty that were chosen on the backbone as it was: what it was tuned on tells none."""
+
+        def _fit_head(self, frozen, adapted, targets):
+            return refit(ours["sot, frozen"].fitted_, adapted, targets, self._target(), seed)
+
+    kinds = {"sot, frozen": (sot.Classifier, options.model, None)}
+    kinds["sot, contrastive"] = (sot.Classifier, options.model, "contrastive")
     if tuned.is_dir():
-        kinds["sot on SetFit's backbone"] = (str(tuned), None)
-    found = {}
-    for name, (model, adapt) in kinds.items():
+        kinds["sot on SetFit's backbone"] = (OnTheirs, str(tuned), None)
+    found, ours = {}, {}
+    for name, (kind, model, adapt) in kinds.items():
         began, clock = time.perf_counter(), time.process_time()
         settings = {"adapt": adapt, "adapt_steps": options.steps, "cache": None, "random_state": seed, "verbose": 0}
-        fitted = sot.Classifier(model, **settings).fit(texts, labels)
+        ours[name] = kind(model, **settings).fit(texts, labels)
         seconds, cpu = time.perf_counter() - began, time.process_time() - clock
-        found[name] = {"accuracy": fitted.score(*test), "seconds": seconds, "cpu": cpu}
-        found[name]["chosen"] = fitted.fitted_.chosen.mixture
+        found[name] = {"accuracy": ours[name].score(*test), "seconds": seconds, "cpu": cpu}
+        found[name]["chosen"] = ours[name].fitted_.chosen.mixture
     return found
 
 

@@ -29,7 +29,7 @@ from sot.probe.fitting import Target, choose_settings, train_head
 from sot.probe.frozen import FrozenBackbone, open_backbone, save_model, with_head
 from sot.probe.heads import choose_heads, standardising_head, token_statistics
 from sot.probe.inputs import as_items, read_inputs
-from sot.probe.second_order import FittedHead, fit_second_order
+from sot.probe.second_order import FittedHead, fit_second_order, refit
 from sot.probe.store import TokenStore
 
 logger = logging.getLogger("sot")
@@ -100,17 +100,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         inputs = read_inputs(backbone, X, self.max_length)
         if self.adapt == "contrastive":
             check_contrast(backbone)
+        labels = targets.numpy() if self._target().multi_label else targets.argmax(1).double().numpy()
+        frozen = adapted = TokenStore(backbone, self._store()).features(inputs, labels, self._progress)
+        if self.adapt == "contrastive":
             from sot.probe.contrast import contrast
 
             self._say(f"Adapting {self.model} by contrast, {self.adapt_steps} steps at most.")
             backbone = contrast(backbone, items, targets, self._adaptation())
             inputs = read_inputs(backbone, X, self.max_length)
-        labels = targets.numpy() if self._target().multi_label else targets.argmax(1).double().numpy()
-        store = TokenStore(backbone, False if self.adapt else self._store())
-        features = store.features(inputs, labels, self._progress)
+            adapted = TokenStore(backbone, False).features(inputs, labels, self._progress)
         self._say(f"Fitting the head on {len(inputs)} samples.")
         began = time.perf_counter()
-        self.fitted_ = self._fit_head(backbone, features, targets)
+        self.fitted_ = self._fit_head(frozen, adapted, targets)
         self._report(backbone.config.modality, len(inputs), time.perf_counter() - began)
         names = [str(name) for name in self.classes_]
         self.model_ = with_head(backbone, self.fitted_.head, names, self._problem())
@@ -238,16 +239,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     # --- work ----------------------------------------------------------------------------------------------
 
-    def _fit_head(self, backbone: Equipped, features: Features, targets: Tensor) -> FittedHead:
+    def _fit_head(self, frozen: Features, adapted: Features, targets: Tensor) -> FittedHead:
+        """Settings by cross-validation of frozen tokens: an adapted backbone has seen what would be held out."""
+        target, rows, seed = self._target(), frozen.rows, self.random_state
         if self.head is None:
-            return fit_second_order(features, features.rows, targets, self._target(), seed=self.random_state)
-        config = choose_heads([self.head], features.dim, features.class_tokens is not None)[self.head]
+            fitted = fit_second_order(frozen, rows, targets, target, seed=seed)
+            return fitted if adapted is frozen else refit(fitted, adapted, targets, target, seed)
+        config = choose_heads([self.head], frozen.dim, frozen.class_tokens is not None)[self.head]
         if config is None:
             raise ValueError(f"head {self.head!r} is no head to be trained; None fits what sot probe calls sot")
-        choice = choose_settings(config, features, features.rows, token_statistics(features), self._target(), Budget())
-        head = standardising_head(config, len(self.classes_), token_statistics(features), self.random_state)
-        rates = choice.learning_rate, choice.weight_decay
-        train_head(head, features, features.rows, self._target(), Budget(), *rates, self.random_state)
+        choice = choose_settings(config, frozen, rows, token_statistics(frozen), target, Budget())
+        head = standardising_head(config, len(self.classes_), token_statistics(adapted), seed)
+        train_head(head, adapted, rows, target, Budget(), choice.learning_rate, choice.weight_decay, seed)
         return FittedHead(head, None)
 
     def _report(self, modality: str, count: int, seconds: float) -> None:
@@ -257,7 +260,8 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
             return self._say(f"Trained the head {self.head} on {count} samples in {seconds:.1f} s.")
         trained = ", all of it trained from there" if self.fitted_.is_trained else ""
         what = f"Chose {chosen.mixture}, penalty {chosen.penalty:g}, of {chosen.settings} settings{trained}"
-        self._say(f"{what}, in {seconds:.1f} s: {100 * chosen.score:.1f} % of {count} samples right when held out.")
+        held_out = "held out before adapting" if self.adapt == "contrastive" else "held out"
+        self._say(f"{what}, in {seconds:.1f} s: {100 * chosen.score:.1f} % of {count} samples right when {held_out}.")
         note = None if self.adapt else advice(modality, count / len(self.classes_), chosen.score)
         if note is not None:
             self._say(note)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -182,10 +182,20 @@ def fit_second_order(
         wanted = targets[~folds[0]]
         outputs = [head_outputs(head, features, held_out, BUDGET.batch_size) for head in (started, trained)]
         if is_better(outputs[1], outputs[0], wanted, link):
-            head = representation.fit(*settings)
-            train_head(head, features, rows, target, BUDGET, *TRAINING, seed)
-            return FittedHead(head, chosen, is_trained=True)
+            trained = representation.fit(*settings)
+            train_head(trained, features, rows, target, BUDGET, *TRAINING, seed)
+            return FittedHead(trained, chosen, is_trained=True)
     return FittedHead(representation.fit(*settings), chosen)
+
+
+def refit(fitted: FittedHead, features: Features, targets: Tensor, target: Target, seed: int = 0) -> FittedHead:
+    """The same mixture, penalty and training for other tokens of all samples, whose cross-validation tells nothing."""
+    assert fitted.chosen is not None
+    chosen, rows = fitted.chosen, features.rows
+    head = Representation(features, rows, targets.shape[1]).fit(targets, target.link, chosen.mixture, chosen.penalty)
+    if fitted.is_trained:
+        train_head(head, features, rows, target, BUDGET, *TRAINING, seed)
+    return replace(fitted, head=head)
 
 
 def is_better(after: Tensor, before: Tensor, targets: Tensor, link: str) -> bool:
