@@ -60,7 +60,8 @@ def set_table(name):
     rows = []
     for head in dict.fromkeys(head for head, _ in found):
         cells = [score(found[head, count]["scores"]) if (head, count) in found else "" for count in counts]
-        rows.append([head, *cells, f"{found[head, TIMED]['seconds']:.2f}"])
+        timed = found.get((head, TIMED))
+        rows.append([head, *cells, "" if timed is None else f"{timed['seconds']:.2f}"])
     return lines([TITLES[name], *shown(counts), "sec"], rows)
 
 
