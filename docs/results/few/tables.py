@@ -104,14 +104,17 @@ def setfit_table():
     for row in map(json.loads, SETFIT.read_text().splitlines()):
         for kind, each in row["found"].items():
             found.setdefault((row["data"], row["labels"]), {}).setdefault(kind, {})[row["draw"]] = each
-    rows = []
+    rows, leads = [], {}
     for (data, labels), kinds in found.items():
         for kind, draws in kinds.items():
             right, cpu = ([draws[draw][key] for draw in sorted(draws)] for key in ("accuracy", "cpu"))
             gains = [100 * (each["accuracy"] - kinds["setfit"][draw]["accuracy"]) for draw, each in draws.items()]
-            gain = "" if kind == "setfit" else f"{statistics.mean(gains):+.1f} ± {interval(gains):.1f}"
-            times = f"{statistics.median(cpu):.0f}"
-            rows.append([f"{data}, {labels}", kind, str(len(draws)), score(right), gain, times])
+            gain = statistics.mean(gains), interval(gains)
+            if kind != "setfit":
+                leads.setdefault(kind, []).append(gain)
+            cells = [score(right), "" if kind == "setfit" else mean_lead([gain]), f"{statistics.median(cpu):.0f}"]
+            rows.append([f"{data}, {labels}", kind, str(len(draws)), *cells])
+    rows += [["mean of these", kind, "", "", mean_lead(gains), ""] for kind, gains in leads.items()]
     return lines(["set, labels a class", "classifier", "draws", "accuracy, %", "gain over SetFit", "CPU s"], rows)
 
 
