@@ -212,6 +212,13 @@ def test_heads_fitted_anew_are_in_the_page():
         assert f"| {row['head']} | {cells} |" in page("results-corruptions.md")
 
 
+def test_whitened_starts_are_in_the_page():
+    rows = json.loads((FOLDER / "robust" / "whiten.json").read_text())
+    for head, start in (("default", "random"), ("whiten", "random rotations of whitened directions")):
+        scores = [100 * row["accuracy"] for row in rows if row["head"] == head]
+        assert f"| {start} | {np.mean(scores):.1f} ± {interval(scores):.1f} |" in page("tried.md")
+
+
 def test_few_fine_tuned_labels_are_in_the_page():
     text = page("results-texts.md")
     tables = runpy.run_path(str(FOLDER / "few-tuned" / "tables.py"))
@@ -226,7 +233,7 @@ def test_scripts_beside_the_results_find_what_they_import(script):
 
 
 def test_summaries_repeat_the_tables():
-    tables = "".join(map(page, {*PAGES.values(), "results-probes.md", "audio.md"})).replace("**", "")
+    tables = "".join(map(page, {*PAGES.values(), "results-probes.md", "audio.md", "few-labels.md"})).replace("**", "")
     readme = page("../README.md")
     figures = re.findall(r"[-+]?\d+\.\d+ ± \d+\.\d+", page("results.md") + readme[readme.index("Evidence is in") :])
     assert len(figures) > 30
