@@ -12,7 +12,7 @@ from sot.probe.choice import FEW, choose, draw_folds, held_out_means, told_apart
 from sot.probe.convex import Blocks, solve
 from sot.probe.features import Features
 from sot.probe.fitting import Target, head_outputs
-from sot.probe.second_order import MIXTURES, Representation, fit_second_order, is_better, lean, refit, whitening
+from sot.probe.second_order import MIXTURES, Representation, fit_second_order, is_better, lean, whitening
 
 ALL = torch.ones(1, 1, dtype=torch.bool)
 
@@ -187,7 +187,7 @@ def test_many_labels_train_all_of_it_if_that_is_better():
     features = Features(None, np.concatenate([loud, words], axis=1).astype(np.float16), train.starts, train.labels)
     targets = torch.eye(2)[torch.from_numpy(train.labels).long()]
     fitted = fit_second_order(features, features.rows, targets, Target(2))
-    again = refit(fitted, features, targets, Target(2))
+    again = fit_second_order(features, features.rows, targets, Target(2), adapted=features)
     assert again.chosen == fitted.chosen and again.is_trained == fitted.is_trained
     same = again.head.state_dict()
     assert all(torch.equal(value, same[name]) for name, value in fitted.head.state_dict().items())

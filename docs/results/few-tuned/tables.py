@@ -9,7 +9,12 @@ from sot.evaluation.metrics import interval
 
 ROWS = Path(__file__).parent / "rows.jsonl"
 PAGE = ROWS.parent.parent.parent / "results-texts.md"
-SETS = {"sick": ("SICK", "accuracy"), "mrpc": ("MRPC, F1", "f1"), "cola": ("CoLA, MCC", "mcc"), "rte": ("RTE", "accuracy")}
+SETS = {
+    "sick": ("SICK", "accuracy"),
+    "mrpc": ("MRPC, F1", "f1"),
+    "cola": ("CoLA, MCC", "mcc"),
+    "rte": ("RTE", "accuracy"),
+}
 HEADS = {"class": "class token", "paper": "paper's head", "default": "default head"}
 SEARCH = "| set | labels | head | rate | numbers | dropout | held out |\n|---|---:|---|---:|---:|---:|---:|"
 WORDS = "| set | labels | words | draws | held out | gain |\n|---|---:|---|---:|---:|---:|"

@@ -66,26 +66,27 @@ def by_setfit(options, texts, labels, test, seed, tuned):
 
 def by_sot(options, texts, labels, test, seed, tuned):
     import sot
-    from sot.probe.second_order import refit
 
-    class OnTheirs(sot.Classifier):
-        """With the mixture and penalty that were chosen on the backbone as it was: what it was tuned on tells none."""
+    class ChosenOnce(sot.Classifier):
+        """Mixture and penalty are those for the backbone as it was: one that SetFit tuned tells nothing of them."""
 
         def _fit_head(self, frozen, adapted, targets):
-            return refit(ours["sot, frozen"].fitted_, adapted, targets, self._target(), seed)
+            tokens.append(frozen)
+            if adapted is None and len(tokens) > 1:
+                adapted = frozen
+            return super()._fit_head(tokens[0], adapted, targets)
 
-    kinds = {"sot, frozen": (sot.Classifier, options.model, None)}
-    kinds["sot, contrastive"] = (sot.Classifier, options.model, "contrastive")
+    kinds = {"sot, frozen": (options.model, None), "sot, contrastive": (options.model, "contrastive")}
     if tuned.is_dir():
-        kinds["sot on SetFit's backbone"] = (OnTheirs, str(tuned), None)
-    found, ours = {}, {}
-    for name, (kind, model, adapt) in kinds.items():
+        kinds["sot on SetFit's backbone"] = (str(tuned), None)
+    found, tokens = {}, []
+    for name, (model, adapt) in kinds.items():
         began, clock = time.perf_counter(), time.process_time()
         settings = {"adapt": adapt, "adapt_steps": options.steps, "cache": None, "random_state": seed, "verbose": 0}
-        ours[name] = kind(model, **settings).fit(texts, labels)
+        fitted = ChosenOnce(model, **settings).fit(texts, labels)
         seconds, cpu = time.perf_counter() - began, time.process_time() - clock
-        found[name] = {"accuracy": ours[name].score(*test), "seconds": seconds, "cpu": cpu}
-        found[name]["chosen"] = ours[name].fitted_.chosen.mixture
+        found[name] = {"accuracy": fitted.score(*test), "seconds": seconds, "cpu": cpu}
+        found[name]["chosen"] = fitted.fitted_.chosen.mixture
     return found
 
 

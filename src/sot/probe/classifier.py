@@ -29,7 +29,7 @@ from sot.probe.fitting import Target, choose_settings, train_head
 from sot.probe.frozen import FrozenBackbone, open_backbone, save_model, with_head
 from sot.probe.heads import choose_heads, standardising_head, token_statistics
 from sot.probe.inputs import as_items, read_inputs
-from sot.probe.second_order import FittedHead, fit_second_order, refit
+from sot.probe.second_order import FittedHead, fit_second_order
 from sot.probe.store import TokenStore
 
 logger = logging.getLogger("sot")
@@ -101,7 +101,7 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         if self.adapt == "contrastive":
             check_contrast(backbone)
         labels = targets.numpy() if self._target().multi_label else targets.argmax(1).double().numpy()
-        frozen = adapted = TokenStore(backbone, self._store()).features(inputs, labels, self._progress)
+        frozen, adapted = TokenStore(backbone, self._store()).features(inputs, labels, self._progress), None
         if self.adapt == "contrastive":
             from sot.probe.contrast import contrast
 
@@ -239,18 +239,18 @@ class Classifier(ClassifierMixin, TransformerMixin, BaseEstimator):
 
     # --- work ----------------------------------------------------------------------------------------------
 
-    def _fit_head(self, frozen: Features, adapted: Features, targets: Tensor) -> FittedHead:
+    def _fit_head(self, frozen: Features, adapted: Features | None, targets: Tensor) -> FittedHead:
         """Settings by cross-validation of frozen tokens: an adapted backbone has seen what would be held out."""
         target, rows, seed = self._target(), frozen.rows, self.random_state
         if self.head is None:
-            fitted = fit_second_order(frozen, rows, targets, target, seed=seed)
-            return fitted if adapted is frozen else refit(fitted, adapted, targets, target, seed)
+            return fit_second_order(frozen, rows, targets, target, adapted=adapted, seed=seed)
         config = choose_heads([self.head], frozen.dim, frozen.class_tokens is not None)[self.head]
         if config is None:
             raise ValueError(f"head {self.head!r} is no head to be trained; None fits what sot probe calls sot")
         choice = choose_settings(config, frozen, rows, token_statistics(frozen), target, Budget())
-        head = standardising_head(config, len(self.classes_), token_statistics(adapted), seed)
-        train_head(head, adapted, rows, target, Budget(), choice.learning_rate, choice.weight_decay, seed)
+        features = frozen if adapted is None else adapted
+        head = standardising_head(config, len(self.classes_), token_statistics(features), seed)
+        train_head(head, features, rows, target, Budget(), choice.learning_rate, choice.weight_decay, seed)
         return FittedHead(head, None)
 
     def _report(self, modality: str, count: int, seconds: float) -> None:

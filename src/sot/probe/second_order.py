@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -156,6 +156,7 @@ def fit_second_order(
     targets: Tensor,
     target: Target,
     *,
+    adapted: Features | None = None,
     names: Sequence[str] | None = None,
     seed: int = 0,
     search_folds: int | None = None,
@@ -164,6 +165,7 @@ def fit_second_order(
 
     `search_folds` is how many folds choose; None is all that are drawn.
     From some hundreds of samples on all of it is trained from there, if what is held out says that this is better.
+    What is chosen is fitted to the tokens of the same samples in `adapted`, if given, which choose nothing.
     """
     link = target.link
     representation = Representation(features, rows, targets.shape[1])
@@ -174,6 +176,7 @@ def fit_second_order(
     mixtures, balanced = representation.mixtures(names or usual), target.is_balanced
     chosen = choose(representation.blocks, mixtures, targets, folds, link, balanced=balanced)
     settings = targets, link, chosen.mixture, chosen.penalty
+    is_trained = False
     if len(rows) >= TRAIN_FROM and chosen.mixture in MIXED:
         fit, held_out = rows[folds[0].numpy()], rows[~folds[0].numpy()]
         started = representation.fit(*settings, folds[0])
@@ -181,21 +184,13 @@ def fit_second_order(
         train_head(trained, features, fit, target, BUDGET, *TRAINING, seed)
         wanted = targets[~folds[0]]
         outputs = [head_outputs(head, features, held_out, BUDGET.batch_size) for head in (started, trained)]
-        if is_better(outputs[1], outputs[0], wanted, link):
-            trained = representation.fit(*settings)
-            train_head(trained, features, rows, target, BUDGET, *TRAINING, seed)
-            return FittedHead(trained, chosen, is_trained=True)
-    return FittedHead(representation.fit(*settings), chosen)
-
-
-def refit(fitted: FittedHead, features: Features, targets: Tensor, target: Target, seed: int = 0) -> FittedHead:
-    """The same mixture, penalty and training for other tokens of all samples, whose cross-validation tells nothing."""
-    assert fitted.chosen is not None
-    chosen, rows = fitted.chosen, features.rows
-    head = Representation(features, rows, targets.shape[1]).fit(targets, target.link, chosen.mixture, chosen.penalty)
-    if fitted.is_trained:
+        is_trained = is_better(outputs[1], outputs[0], wanted, link)
+    if adapted is not None:
+        features, representation = adapted, Representation(adapted, rows, targets.shape[1])
+    head = representation.fit(*settings)
+    if is_trained:
         train_head(head, features, rows, target, BUDGET, *TRAINING, seed)
-    return replace(fitted, head=head)
+    return FittedHead(head, chosen, is_trained)
 
 
 def is_better(after: Tensor, before: Tensor, targets: Tensor, link: str) -> bool:
